@@ -24,8 +24,8 @@ JOBS = {job.verb: job for job in (*pretraining.JOBS, *measuring.JOBS, *using.JOB
 """Every job by its verb."""
 
 PRESETS = "presets"
-_ABOUT_PRESETS = "List the files of options that come with the package; domext presets show af prints one."
-_USE_OF_PRESETS = "A verb begins with its own; --preset af_base takes another one."
+_ABOUT_PRESETS = "List the presets, files of options that ship with the package; domext presets show af prints one."
+_USE_OF_PRESETS = "Each verb begins with its own preset; --preset af_base chooses another one."
 _ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
 
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic

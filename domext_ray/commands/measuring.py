@@ -21,7 +21,7 @@ def _check_set(config: FinetuneConfig | AblateConfig) -> None:
 
 FINETUNE = Job(
     "finetune",
-    """Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
+    """Fine-tune a model on a labelled set: a grid with restarts, the best on dev, test scored once.
 
     domext finetune                                        # code entities, which ship
     domext finetune --task ner --data DIR --model runs/af --grid.lr 1e-3,5e-4 --grid.epochs 3 --run.name ner
@@ -30,14 +30,14 @@ FINETUNE = Job(
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
     domext finetune --task ner --data DIR --model BASE --method.trains extensions --method.lora_rank 8
 
-DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
-classification, multilabel, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot,
-rte, ...) or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that
-was fine-tuned before, --keep_head true keeps the head. Every extension but words may learn the task, beside those that
-the model has: with the head, --method.trains extensions trains them all, and adapter only the adapter that is added.
---against trains another model with the same grid, seeds and examples, and the job ends with the difference, its
-interval and what that says. The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl,
-report.html, errors.html (mistakes on dev), scores.png, export/. The same command goes on with what has not ended.""",
+DIR has train, dev (or devel) and test files. --task is a family (ner, nested_ner, relation, relation_extraction,
+classification, multilabel, regression, qa, multiple_choice, normalization), a described set (bc5cdr, chemprot, rte,
+...) or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; --keep_head true
+keeps the head of a fine-tuned one. Every extension except words can learn the task, in addition to those of the model:
+--method.trains extensions trains them all with the head, and adapter only the new adapter. --against trains another
+model with the same grid, seeds and examples, and the job ends with the difference, its interval and the conclusion. The
+run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, errors.html
+(mistakes on dev), scores.png, export/. The same command resumes unfinished trainings.""",
     FinetuneConfig,
     "downstream.finetune.finetune:run_finetuning",
     "finetune",
@@ -74,10 +74,10 @@ SWEEP = Job(
     domext sweep --tasks ner --data DIR --corpus TEXT --run.name clinic
     domext sweep --preset sweeps/exbert_sizes_mini
 
-A trial pre-trains under --budget, fine-tunes on --tasks and is scored on dev; test is never read. The space is in the
-file (the preset sweeps/af_mini without --preset), and all options of a training job hold for every trial.
-The sweep's directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config best.yaml)
-and trials/, each a run that other jobs take as a model. The same command goes on where it stopped.""",
+A trial pre-trains under --budget, fine-tunes on --tasks and is scored on dev; test is never read. The file (without
+--preset the preset sweeps/af_mini) has the space, and all options of a training job apply to every trial. The sweep's
+directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config best.yaml) and trials/, each a
+run that other jobs accept as a model. The same command resumes the sweep.""",
     SweepConfig,
     "search.sweep:run_sweep",
     "sweeps/af_mini",
@@ -124,14 +124,14 @@ def _check_study(config: AblateConfig) -> None:
 
 ABLATE = Job(
     "ablate",
-    """Study bottlenecks as their paper does: remove them by layers, vary their start, vary their size.
+    """Study bottlenecks like their paper: remove them by layers, vary their start, vary their size.
 
     domext ablate --study spans --finetuned runs/af-ner            # without retraining; heat map over layers
     domext ablate --study sigma --task ner --data DIR --model runs/af --run.name ner
     domext ablate --study size --task ner --data DIR --model bert-base-uncased --run.name ner --sizes 8,64,256
 
-The sweeps are fine-tuning runs in RUN.DIR/NAME-..., with the options of domext finetune; dev chooses each run's rate
-from --grid.lr. The same command goes on where it stopped. Figures, tables and pictures: --output.""",
+Sigma and size are fine-tuning runs in RUN.DIR/NAME-..., with the options of domext finetune; dev chooses each run's
+rate from --grid.lr. The same command resumes them. Figures, tables and pictures go to --output.""",
     AblateConfig,
     _ablate,
     "ablate",
@@ -167,11 +167,11 @@ FORGETTING = Job(
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
     domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting
-    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # with less of what it added
+    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # at smaller scales of what it added
 
-With --scales each run, and each export with an adapter, is also measured with less of what it added to its base. Of a
-run whose prepared text is still there this also says what it gains on its held-out text, what it loses on everyday
-sentences, and the largest scale at which hardly anything is lost; --corpus may then be left out.""",
+With --scales each run, and each export with an adapter, is also measured at smaller scales of what it added to its
+base. If a run's prepared text still exists, the job also reports the gain on its held-out text, the loss on everyday
+sentences, and the largest scale with almost no loss; --corpus is then optional.""",
     ForgettingConfig,
     _measure_forgetting,
     reads=tuple(f"-prepare.{option}" for option in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
@@ -213,11 +213,11 @@ COMPARE = Job(
     domext compare --corpus 'texts/*.txt' --tokens 2000000 --methods full,exbert --tasks ner --data sets/ner
 
 Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, comparison.png and results.json: bits per
-character gained on held-out text of the domain against points of general accuracy lost, and with --tasks what the base
-and all models score after fine-tuning. Runs end at rate 0 when their --seconds or --tokens are spent. The same command
-goes on where it stopped; more --methods, --budgets or --seeds may come later. A method is options of a training job
-under a name: in the preset compare, for a BERT-base in compare_base, in --presets or a --config file. Methods whose
-presets have objective.keep, keep_weight or replay read the general text of --replay.corpus, no other method does.""",
+character gained on held-out text of the domain against points of general accuracy lost, and with --tasks the scores of
+the base and all models after fine-tuning. Runs end at rate 0 when their --seconds or --tokens are spent. The same
+command resumes the study; you may add --methods, --budgets or --seeds later. A method is options of a training job
+under a name: in the preset compare, for a BERT-base in compare_base, in --presets or a --config file. Only methods
+whose presets have objective.keep, keep_weight or replay read the general text of --replay.corpus.""",
     StudyConfig,
     "study.study:run_study",
     "compare",
@@ -258,8 +258,9 @@ COMPARE_RUNS = Job(
     domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
     domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
 
-Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with 95 % intervals
-over documents and restarts, and paired differences to the first run. The table is Markdown.""",
+For pre-training it shows bits per character and forgetting over training seconds. For fine-tuning it shows the set's
+metric with 95 % intervals over documents and restarts, and paired differences to the first run. The table is
+Markdown.""",
     CompareConfig,
     _compare_runs,
 )

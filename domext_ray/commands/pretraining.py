@@ -60,11 +60,11 @@ AF = _make_method(
     "af",
     """AF Adapter: freeze a BERT, train extra attention heads and FFN units on your text, get a Hugging Face model.
 
-The words of the base shift, too, and on general text that the base writes itself the model keeps to its predictions.
+It also shifts the embeddings of the base's words. On general text, which the base writes, it learns the base's answers.
 
-    domext pretrain af                                  # the small base and corpus that every machine has
+    domext pretrain af                                  # the base that ships, and text that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
-    domext pretrain af … --replay.corpus general.txt    # general text of yours, not the base's
+    domext pretrain af … --replay.corpus general.txt    # your general text instead of the base's
     domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper
     domext pretrain af … --preset af_routed             # its router leaves other text to the base""",
     ("replay.corpus", "method.heads", "method.ffn_units"),
@@ -74,7 +74,7 @@ The words of the base shift, too, and on general text that the base writes itsel
 
 BERT = _make_method(
     "bert",
-    """BERT pre-training: every parameter trains, from random weights (--base none) or on from a base.
+    """BERT pre-training: every parameter trains, from random weights (--base none) or from a base.
 
     domext pretrain bert --base none --vocab.size 8192 --corpus 'texts/*.txt' --run.name small-bert
     domext pretrain bert --preset bert_base --corpus 'texts/*.txt'              # continued pre-training""",
@@ -84,21 +84,21 @@ BERT = _make_method(
 
 BOTTLENECK = _make_method(
     "bottleneck",
-    """Houlsby's bottleneck adapters: two per layer, with shifts of its LayerNorms, beside a frozen base.
+    """Houlsby's bottleneck adapters: two per layer, with shifts of its LayerNorms, next to a frozen base.
 
     domext pretrain bottleneck --preset bottleneck_base --corpus 'texts/*.txt' --run.name clinic
     domext pretrain bottleneck … --method.bottleneck_size 8 --method.layers 6-11 --method.init paper
     domext pretrain bottleneck … --init_from runs/clinic --method.adapter cardiology --run.name clinic-2
-                                            # a second adapter; the first one is frozen now""",
+                                            # a second adapter; the first one is frozen""",
     ("method.bottleneck_size", "method.layers"),
 )
 
 EXBERT = _make_method(
     "exbert",
-    """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
+    """exBERT: new words of the domain, and a gated extension module next to every frozen layer.
 
     domext pretrain exbert --corpus 'texts/*.txt' --train.max_steps 0 --train.epochs 1 --run.name clinic
-    domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --run.name clinic    # beside a BERT-base
+    domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --run.name clinic    # with a BERT-base
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
@@ -122,13 +122,13 @@ METHODS = {job.verb.split()[1]: job for job in (AF, BOTTLENECK, EXBERT, LORA, BE
 
 PREPARE = Job(
     "prepare_corpus",
-    """Prepare a corpus ahead of training: text in, shards of token rows out, where the training job will look for them.
+    """Prepare a corpus before training: text becomes shards of token rows, which the training job finds.
 
     domext prepare_corpus --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
     domext prepare_corpus --corpus big.txt --dry_run true     # only list what would be read
 
-What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
-training's other options may be given too, and have no effect here.""",
+A corpus depends on --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence. You may
+also give training's other options, which have no effect here.""",
     PretrainConfig,
     "inputs:run_preparation",
     "af",
@@ -149,7 +149,7 @@ VOCAB = Job(
     domext build_vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
     domext pretrain exbert --vocab.size 0 --vocab.words runs/words …    # uses them
 
-Training's other options may be given too, and have no effect here.""",
+You may also give training's other options, which have no effect here.""",
     PretrainConfig,
     "inputs:run_vocabulary",
     "vocab",

@@ -82,11 +82,11 @@ EXPORT = Job(
     domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
     domext export_hf --run runs/lora --format peft                # the updates, for peft
     domext export_hf --run runs/clinic-ner --format onnx          # a graph for onnxruntime alone
-    domext export_hf --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
+    domext export_hf --run runs/af --push ORG/NAME                # prints what the hub would get; sends nothing
     domext export_hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
 
-The token for the hub comes from the environment variable HF_TOKEN. A fine-tuned run has its export already: that is
-pushed as it is, and so is an export whose folder is given as --run.""",
+The token for the hub comes from the environment variable HF_TOKEN. The export of a fine-tuned run, or an export's
+folder given as --run, is pushed unchanged.""",
     ExportConfig,
     _export,
 )
@@ -109,10 +109,9 @@ BANK = Job(
     domext bank --bank bank --verify true                      # compares every file with its hash
     domext bank --bank bank --remove clinic
 
-A run's adapter (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds, of a run that
-was fine-tuned beside a frozen base with its head and its task. Adding one writes new files only. In Python,
-domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and serves batches whose rows use
-different ones.""",
+A bank holds adapters of runs with a frozen base (--method.heads, ffn_units or bottleneck_size). An adapter that was
+fine-tuned brings its head and its task. Adding one only writes new files. In Python, domext_ray.AdapterBank also loads
+adapters, attaches them to a model in memory, and serves batches whose rows use different ones.""",
     BankConfig,
     "adapters.bank_job:run_bank",
     check=_check_bank,
@@ -148,10 +147,10 @@ PREDICT = Job(
     domext predict --model runs/clinic-ner --task ner --input labelled --output scored    # its test split
     domext predict --model runs/qnli --input QNLI/test.tsv --submission QNLI.tsv --output sent   # for GLUE
 
-The model is a fine-tuning run or its export, which does its own task, or a pre-training run, an export or a base, which
-fills masks; BANK:NAME is an adapter of a bank. The input is text, a text a line, JSONL, CSV, TSV (all may be gzipped)
-or Parquet. The output has predictions/, one row per input row in the input's order, malformed.jsonl, which names every
-row that could not be read, and summary.json. The same command goes on with the blocks that are missing.""",
+A fine-tuned run or its export does its own task. A pre-training run, another export or a base fills masks. BANK:NAME is
+an adapter of a bank. The input is text with a text per line, JSONL, CSV, TSV (all may be gzipped) or Parquet. The
+output has predictions/, one row per input row in the input's order, malformed.jsonl, which names every unreadable row,
+and summary.json. The same command resumes with the missing blocks.""",
     PredictConfig,
     "inference.predict:run_prediction",
     check=_check_input,
@@ -159,17 +158,17 @@ row that could not be read, and summary.json. The same command goes on with the 
 
 EMBED = Job(
     "embed",
-    """Make a vector of each of any number of texts, on a pool of workers.
+    """Make a vector of each text, for any number of texts, on a pool of workers.
 
     domext embed --model runs/notes-vectors --input 'notes/*.txt' --output vectors
     domext embed --model general-mini --input notes.jsonl --layers 2-4 --normalize true --output vectors
     domext embed --model runs/notes-vectors --input s3://bucket/notes --format npy --output vectors
     domext embed --model banks/clinic:notes --input 'notes/*.txt' --output vectors
 
-The model is a run, an export, an adapter of a bank (BANK:NAME), a base or a hub id, the input as for domext predict.
-The output has predictions/, Parquet files with id and vector, or vectors.npy and ids.jsonl, in the input's order;
-malformed.jsonl, which names every row that could not be read; and summary.json. The same command goes on with the
-blocks that are missing.""",
+The model is a run, an export, an adapter of a bank (BANK:NAME), a base or a hub id. The input is that of domext
+predict. The output has predictions/, Parquet files with id and vector, or vectors.npy and ids.jsonl, in the input's
+order; malformed.jsonl, which names every unreadable row; and summary.json. The same command resumes with the missing
+blocks.""",
     EmbedConfig,
     "inference.embed:run_embedding",
     check=_check_embedding,
@@ -189,13 +188,13 @@ SERVE = Job(
 
     domext serve --bank bank                                    # http://127.0.0.1:8000/, all adapters
     domext serve --bank bank --adapters clinic,law --replicas 2 --token_file token
-    domext serve --bank bank --dry_run true                     # reads and checks all, starts nothing
-    domext serve --model runs/clinic-ner                        # one model alone
+    domext serve --bank bank --dry_run true                     # checks everything, starts nothing
+    domext serve --model runs/clinic-ner                        # one model
 
 Requests of different clients for different adapters share a pass through one encoder. Each text of a request may name
-its own adapter, "__base__", or "auto" (the adapters' routers choose), and each answer says which it was. Adapters come
-and go with the bank (domext bank), without a restart. Requests show a token (Authorization: Bearer). /openapi.json
-describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open requests are answered, then it ends.""",
+its own adapter, "__base__", or "auto" (the adapters' routers choose), and each answer names it. The server follows
+changes of the bank (domext bank) without a restart. Requests carry a token (Authorization: Bearer). /openapi.json
+describes all endpoints, and /metrics serves Prometheus. At Ctrl-C or SIGTERM it answers open requests, then ends.""",
     ServeConfig,
     "serving.serve:run_serving",
     main=(
@@ -207,14 +206,14 @@ describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open re
 
 VERIFY = Job(
     "verify",
-    """Say what a run, a corpus, a vocabulary, a bank or an export is, and whether all of its files are whole.
+    """Identify a run, a corpus, a vocabulary, a bank or an export, and check all of its files for damage.
 
     domext verify runs/af
     domext verify s3://bucket/runs/af/export
     domext verify banks/clinic
 
-It reads sizes, hashes, the headers of tensors and JSON, and changes nothing. Exit code 0: whole; 2: damaged, with a
-sentence per damage, or none of these.""",
+It reads sizes, hashes, the headers of tensors and JSON, and changes nothing. Exit code 0: undamaged; 2: damaged, with a
+sentence per damage, or not one of these folders.""",
     VerifyConfig,
     "commands.verify:run_verify",
     word="path",
@@ -222,12 +221,12 @@ sentence per damage, or none of these.""",
 
 ENV = Job(
     "env",
-    """Say what a job would find here: versions, devices, kernels, room, the hub, the cluster of RAY_ADDRESS, storage.
+    """Report what a job would find here: versions, devices, kernels, room, hub, the cluster of RAY_ADDRESS, storage.
 
     domext env
     domext env --run.dir s3://bucket/runs --json > env.json
 
-The hub is sent one HEAD request without a name; it has three seconds to answer.""",
+It sends the hub one HEAD request without a name, and waits three seconds for the answer.""",
     EnvConfig,
     "commands.env:run_env",
     reads=("json", "run.dir"),

@@ -35,25 +35,25 @@ def _check_layers(layers: str) -> str:
 
 @option_group
 class EmbedConfig:
-    """Which model makes vectors, of which texts, and where they go."""
+    """Which model makes vectors for which texts, and where they go."""
 
     model: Model = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
     input: InputFiles = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: Output = free("")  # folder of vectors, malformed.jsonl and summary.json
     field: FieldName = "text"  # field or column that holds the text
-    pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it
+    pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as in the model's run
     # layers whose states are averaged first: 12, 9-12 or 1,12, 0 for the embeddings; empty: the last
     layers: Annotated[str, AfterValidator(_check_layers)] = ""
     normalize: bool = False  # vectors of length 1, whose products are cosines
     # tokens of a text at most; a model with shorter rows cuts earlier
     max_length: Annotated[int, Field(ge=3, le=MANY)] = 512
-    # longer texts: cut, or read in windows, of which a text's vector is the mean
+    # longer texts: cut, or read in windows, whose mean is the text's vector
     long_texts: LongTexts = later("cut")
-    format: Literal["parquet", "npy"] = "parquet"  # predictions/*.parquet; or vectors.npy, its rows named in ids.jsonl
-    block_rows: Size = 2048  # rows of a block, the unit that is written, and done again after a stop
+    format: Literal["parquet", "npy"] = "parquet"  # predictions/*.parquet; or vectors.npy, with its rows in ids.jsonl
+    block_rows: Size = 2048  # rows of a block; a block is written whole, or repeated after a stop
     batch_size: Size = 64  # texts of a forward pass
-    strict: bool = free(False)  # the first malformed row is an error; else they are listed in malformed.jsonl
-    dry_run: bool = free(False)  # validate, count the rows, start nothing
+    strict: bool = free(False)  # the first malformed row is an error; else malformed.jsonl lists all
+    dry_run: bool = free(False)  # check everything, count the rows, start nothing
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)
 
     @property

@@ -43,9 +43,9 @@ from domext_ray.config.shared import DryRun, GpuOptions, LongTexts
 
 @option_group
 class PlaceConfig:
-    """Where a fine-tuning run lives."""
+    """Name and place of a fine-tuning run."""
 
-    name: Main[FolderName] = free("")  # name of the run; empty: the set's and the model's
+    name: Main[FolderName] = free("")  # name of the run; empty: the names of set and model
     # folder of all runs; the run itself is DIR/NAME
     dir: Main[Written[Annotated[str, filled("a folder"), place()]]] = free("runs")
 
@@ -58,19 +58,19 @@ class LabelledConfig:
     max_length: Main[Annotated[int, Field(ge=16, le=MANY)]] = 128
     stride: NonNegativeInt = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
-    metric: str = ""  # figure that dev chooses by, such as f1.macro; empty: the set's own
+    metric: str = ""  # figure by which dev chooses, such as f1.macro; empty: the set's own
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
-    strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
-    # examples to learn from, in whole documents; dev shrinks in proportion, to 50 at least; 0: all
+    strict: bool = False  # the first faulty example of a file is an error; else faulty ones are counted and left out
+    # examples for training, in whole documents; dev shrinks in proportion, to 50 at least; 0: all
     num_examples: CountOrZero = later(0)
-    examples_seed: NonNegativeInt = later(0)  # of the order in which they are taken
-    # share of the vocabulary that training does without, by chance: its words are read in smaller pieces
+    examples_seed: NonNegativeInt = later(0)  # seed of the order in which they are taken
+    # share of the vocabulary that training leaves out at random, so that its words are read in smaller pieces
     word_dropout: ShareOrZero = later(0.0)
-    new_word_dropout: ShareOrZero = later(0.0)  # the same share of the words that are new beside the base
-    # classification, multilabel, regression: single texts above max_length are cut, or read in windows
+    new_word_dropout: ShareOrZero = later(0.0)  # the same share of the new words
+    # classification, multilabel, regression: cut single texts above max_length, or read them in windows
     long_texts: LongTexts = later("cut")
-    repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
+    repair: bool = free(False)  # ner: mend and count tags that their scheme forbids, such as a stray I-
 
     def __post_init__(self) -> None:
         most = self.max_length // 2
@@ -94,22 +94,24 @@ Sizes = Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)]
 class GridConfig:
     """The hyperparameters that dev chooses from: every combination is trained, with every restart.
 
-    The point with the best mean on dev over its restarts is chosen. A run goes
-    on with other values, restarts or another --seed: what has ended is kept. BERT section A.3: batches of 16 or 32,
-    rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs.
+    The point with the best mean on dev over its restarts is chosen. A run resumes also with other values, restarts or
+    another --seed, and keeps finished trainings. BERT section A.3: batches of 16 or 32, rates 5e-5, 3e-5 and 2e-5,
+    2 to 4 epochs.
     """
 
     lr: Main[Numbers] = (5e-5,)  # peak learning rates
     batch_size: Main[Sizes] = (32,)  # rows of an optimiser step
     epochs: Main[Numbers] = (3.0,)  # passes over the training split
-    stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: a step's own, such as entities=1e-3; empty: lr
-    stage_epochs: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: such as entities=10; empty: epochs
+    stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
+    # two-step tasks: epochs of a step, such as entities=10; empty: epochs
+    stage_epochs: dict[str, PositiveFloat] = whole(dict)
     # trainings of each combination, with seeds that count up from --seed
     restarts: Main[Annotated[int, Field(ge=1, le=1000)]] = 1
-    # rows of one forward pass at most; 0: those of 1,024 tokens on a CPU, of 32,768 on a GPU
+    # rows of one forward pass at most; 0: as many as have 1,024 tokens on a CPU, 32,768 on a GPU
     micro_batch_size: NonNegativeInt = free(0)
-    score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
-    patience: CountOrZero = 0  # stop after this many epochs without a better dev, and keep the best; 0: train all
+    score_every_epoch: bool = free(True)  # score dev after every epoch; else only after the last one
+    # stop after this many epochs without a better score on dev, and keep the best epoch; 0: train all
+    patience: CountOrZero = 0
 
     def __post_init__(self) -> None:
         is_scored = self.score_every_epoch or not self.patience
@@ -126,13 +128,13 @@ Bounded = Annotated[float, Field(ge=0.0, le=10.0)]
 
 @option_group
 class FinetuneOptimConfig:
-    """AdamW with linear warm-up and linear decay, and rates of their own for the head and the top layers.
+    """AdamW with linear warm-up and linear decay, and separate rates for the head and the top layers.
 
-    exBERT fine-tuned with --optim.top_layers 3 --optim.top_layers_lr 1e-5 and 1e-4 for the rest and the head.
+    exBERT's authors used --optim.top_layers 3 --optim.top_layers_lr 1e-5, and 1e-4 for the rest and the head.
     """
 
     head_lr: Bounded = 0.0  # peak rate of the task's head; 0: the grid's
-    top_layers: NonNegativeInt = 0  # layers, from the last one down, that have a rate of their own
+    top_layers: NonNegativeInt = 0  # number of last layers with a separate rate
     top_layers_lr: Bounded = 0.0  # their peak rate
     warmup_frac: ShareOrZero = 0.1  # share of the steps from 0 to the peak
     beta1: ShareOrZero = 0.9  # decay of the first moment
@@ -140,7 +142,7 @@ class FinetuneOptimConfig:
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
     weight_decay: Bounded = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping
-    dropout: ShareOrZero = 0.1  # of hidden states, attention weights and the head's input
+    dropout: ShareOrZero = 0.1  # dropout of hidden states, attention weights and the head's input
     label_smoothing: ShareOrZero = 0.0  # share of a label that is spread over all classes
 
     def __post_init__(self) -> None:
@@ -158,8 +160,8 @@ def _check_even(number: int) -> int:
 class FeaturesConfig:
     """Feature-based use of a frozen encoder (BERT section 5.3): a BiLSTM reads the outputs of its layers."""
 
-    layers: LayerRange = ""  # layers whose outputs are features, from 1 on, such as 9-12 (0: embeddings); empty: none
-    combine: Literal["concat", "mix"] = "concat"  # concat, or mix: a learned weighted mean
+    layers: LayerRange = ""  # layers whose outputs are features, from 1, such as 9-12 (0: embeddings); empty: none
+    combine: Literal["concat", "mix"] = "concat"  # how outputs are combined: concat, or mix: a learned weighted mean
     # units of the BiLSTM, both directions together
     hidden_size: Annotated[int, Field(ge=2, le=MANY), AfterValidator(_check_even)] = 768
     num_layers: Annotated[int, Field(ge=1, le=100)] = 2  # layers of the BiLSTM
@@ -173,7 +175,7 @@ class FeaturesConfig:
 
 @option_group
 class TrainingScaleConfig(GpuOptions):
-    """Trainings at once and what each of them gets; a training is one process."""
+    """Concurrent trainings and the resources of each; a training is one process."""
 
     parallel: NonNegativeInt = free(0)  # trainings at once; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     cpus: NonNegativeFloat = free(0.0)  # CPUs of a training (Ray's share and torch's threads); 0: an even share
@@ -191,21 +193,21 @@ SetPlaces = Read[tuple[Annotated[str, place("hub names, or folders")], ...]]
 
 @option_group
 class FinetuneConfig:
-    """Fine-tune a model on a labelled set, choose by dev, score test once."""
+    """Fine-tune a model on a labelled set, choose on dev, score test once."""
 
-    # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or a YAML of your own
+    # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or your own YAML file
     task: Main[Described[Annotated[str, filled("a task, a described set, or a YAML")]]] = "code_entities"
     # folder (or hub name) of the set's files; empty: code_entities, which ships
     data: Main[Read[Annotated[str, place("a hub name, or a folder")]]] = ""
     model: Main[Model] = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: NonNegativeInt = 0  # checkpoint of a run; 0: the newest
-    # a base, a run or an export to fine-tune in the same way: the job ends with the difference; empty: none
+    # a base, a run or an export to fine-tune in the same way; the job ends with the difference; empty: none
     against: Main[ModelPlace] = free("")
-    keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
+    keep_head: bool = False  # keep the head of a model that was fine-tuned before; its labels must be the set's
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     head_bilstm: CountOrZero = 0
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0  # seed of the head's start, data order and dropout
-    # start nothing: say how many trainings, what they take and what trains; full: also print all options as YAML
+    # start nothing; print the trainings, their time and memory, and what trains; full: also all options as YAML
     dry_run: Main[DryRun] = free(False)
     num_resamples: Annotated[int, Field(ge=100, le=MANY)] = 1000  # bootstrap samples of an interval
     export: bool = free(True)  # write the best model as a Hugging Face folder
@@ -294,22 +296,21 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @option_group
 class AblateConfig(FinetuneConfig):
-    """Studies of bottlenecks in fine-tuning (Houlsby et al. section 3.6), beside the options of fine-tuning.
+    """Studies of bottlenecks in fine-tuning (Houlsby et al. section 3.6), in addition to the options of fine-tuning.
 
-    spans: parts of an adapter are removed from a fine-tuned model, over every span of layers, without retraining; its
-    set and model are the run's (--data and --model say where they are now, should they have moved). sigma: fine-tuning
-    from bottlenecks of several initial magnitudes. size: bottlenecks of several sizes, top layers, LayerNorms alone,
-    and everything.
+    spans: remove parts of an adapter from a fine-tuned model, over every span of layers, without retraining. Set and
+    model are the run's; if they have moved, give --data and --model. sigma: fine-tune from bottlenecks of several
+    initial magnitudes. size: fine-tune bottlenecks of several sizes, top layers, LayerNorms alone, and everything.
     """
 
-    # a run's directory, an export, a base's folder, or a hub id; empty: general-mini, and of spans what the run has
+    # a run's directory, an export, a base's folder, or a hub id; empty: general-mini, or for spans the run's model
     model: Main[Found[Annotated[str, place("a hub id, or a folder")]]] = ""
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
-    # remove parts by layers; vary their start; vary their size
+    # spans: remove parts by layers; sigma: vary their start; size: vary their size
     study: Main[Literal["spans", "sigma", "size"]] = "spans"
-    finetuned: Main[Found[RunFolder]] = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
+    finetuned: Main[Found[RunFolder]] = ""  # the directory of a finished fine-tuning run, such as runs/af-ner (spans)
     adapter: Main[str] = ""  # spans: the adapter whose parts are removed; empty: the run's own, or the only one
-    remove_norms: bool = False  # spans: the shifts of the span's LayerNorms are removed too
+    remove_norms: bool = False  # spans: also remove the shifts of the span's LayerNorms
     # sigma: standard deviations of the bottlenecks' start
     sigmas: Main[Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], SOME, DIFFERENT]] = SIGMAS
     # size: widths m of the bottlenecks

@@ -41,7 +41,7 @@ FILL_MASK = "fill_mask"
 
 @option_group
 class InferenceScaleConfig(GpuOptions):
-    """Workers and what each of them gets; every worker holds the model once."""
+    """Workers and the resources of each; every worker holds the model once."""
 
     workers: CountOrZero = free(0)  # actors that predict; 0: one per CPU or, with --scale.use_gpu, per GPU
     # CPUs of a worker (Ray's share and torch's threads); 0: 1
@@ -50,26 +50,27 @@ class InferenceScaleConfig(GpuOptions):
 
 @option_group
 class PredictConfig:
-    """What a model predicts, of which rows, and where the predictions go."""
+    """Which model predicts for which rows, and where the predictions go."""
 
     model: Model = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
-    task: Described[str] = ""  # empty: the model's own; fill_mask; or a set that is described, to be scored
+    task: Described[str] = ""  # empty: the model's own; fill_mask; or a described set, which is scored
     input: Texts[str] = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: Output = free("")  # folder of predictions/, malformed.jsonl and summary.json
     field: FieldName = "text"  # field or column that holds the text
-    submission: str = ""  # a benchmark server's file to make of its test file, such as QNLI.tsv or CMeEE_test.json
+    # file to make for a benchmark's server from its test file, such as QNLI.tsv or CMeEE_test.json
+    submission: str = ""
     split: Literal["train", "dev", "test"] = "test"  # with a described set: train, dev or test
-    format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/
-    keep_text: bool = False  # write the texts beside their predictions, too
-    top_k: Size = 5  # fill_mask: tokens in the place of each mask
-    # texts with a class or a number above the length of a row: cut, or read in windows; auto: as in training
+    format: Literal["parquet", "jsonl"] = "parquet"  # format of the files in predictions/
+    keep_text: bool = False  # also write the texts next to their predictions
+    top_k: Size = 5  # fill_mask: predicted tokens per mask
+    # texts with a class or a number that are longer than a row: cut, or read in windows; auto: as in training
     long_texts: LongTextsChoice = later("auto")
-    router: bool = True  # fill_mask: a router that the model has says who reads a row
-    max_length: CountOrZero = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
-    block_rows: Size = 1024  # rows of a block, the unit that is written, and done again after a stop
-    batch_tokens: CountOrZero = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
-    strict: bool = free(False)  # the first malformed row is an error; else malformed.jsonl lists them
-    dry_run: bool = free(False)  # validate, count the rows, start nothing
+    router: bool = True  # fill_mask: the model's router, if it has one, chooses adapter or base for each row
+    max_length: CountOrZero = 0  # fill_mask: tokens of a row; 0: the model's longest row, up to 512
+    block_rows: Size = 1024  # rows of a block; a block is written whole, or repeated after a stop
+    batch_tokens: CountOrZero = 0  # tokens of a forward pass, with padding; 0: 2,048 on a CPU, 32,768 on a GPU
+    strict: bool = free(False)  # the first malformed row is an error; else malformed.jsonl lists all
+    dry_run: bool = free(False)  # check everything, count the rows, start nothing
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)
 
     def __post_init__(self) -> None:

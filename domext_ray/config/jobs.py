@@ -81,15 +81,15 @@ class ExportConfig:
     output: Written[Annotated[str, place(buckets=True)]] = ""
     # huggingface, onnx: the whole model; adapterhub: bottlenecks alone; peft: LoRA alone
     format: Literal["huggingface", "onnx", "adapterhub", "peft"] = "huggingface"
-    # adapterhub: whose bottlenecks, empty: the run's own; onnx: the graph's adapters, by commas, empty: the only one
+    # adapterhub: adapter of the bottlenecks, empty: the run's; onnx: adapters, separated by commas, empty: the only one
     adapter: str = ""
     int8: bool = False  # onnx: also a graph in int8, in the folder int8
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
-    scale: Scale = 1.0  # what the adapter adds, times this: 1: as it was trained; 0: the base
-    # repository of the Hugging Face hub, ORG/NAME: says what would be uploaded; empty: nothing
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # type of the stored tensors (huggingface)
+    scale: Scale = 1.0  # factor on everything that the adapter adds: 1: as it was trained; 0: the base
+    # repository of the Hugging Face hub, ORG/NAME: print what would be uploaded; empty: nothing
     push: Annotated[str, AfterValidator(_check_repository)] = ""
     push_now: bool = False  # upload it, with the token in the environment variable HF_TOKEN
-    push_private: bool = True  # only the repository's owners see it
+    push_private: bool = True  # only the repository's owners can see it
 
     def __post_init__(self) -> None:
         is_whole = self.format == "huggingface"
@@ -159,20 +159,20 @@ class ForgettingConfig:
     """Which models predict the same masked words of general text, and of which text."""
 
     models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
-    # general text that no model was trained on: files, globs or folders, by commas; with --scales it may be left out
+    # general text that no model was trained on: files, globs or folders, separated by commas; optional with --scales
     corpus: Texts[str] = ""
-    # scales of what a model adds to its base, such as 0.25,0.5,0.75, at which it is measured, too
+    # smaller scales of what a model adds to its base, such as 0.25,0.5,0.75, to measure in addition
     scales: Annotated[tuple[Share, ...], DIFFERENT] = ()
     # folder of results.json, forgetting.md and forgetting.png
     output: Written[Annotated[str, filled("a folder"), place()]] = "forgetting"
     num_texts: Count = 10_000  # texts that are drawn from the corpus (AF Adapter: 10,000)
-    mask_frac: Share = 0.15  # share of the tokens that is masked, once and for all models
+    mask_frac: Share = 0.15  # share of the tokens that is masked, the same ones for all models
     max_length: Length = 128  # tokens of a row; longer texts are cut, at the same character for all models
-    shared_words: bool = True  # models with different vocabularies are compared on the words that all have as one token
+    shared_words: bool = True  # compare models with different vocabularies on words that are one token for all
     batch_size: Count = 32  # rows of a forward pass; the figures do not depend on it
-    use_gpu: UseGpu = free("auto")  # predict on a GPU; auto: where there is one
-    route: bool = False  # a model with a router sends each text to the adapter, or the base, that it belongs to
-    seed: NonNegativeInt = 0  # of the texts and masks
+    use_gpu: UseGpu = free("auto")  # predict on a GPU; auto: if there is one
+    route: bool = False  # a model with a router sends each text to its adapter or to the base
+    seed: NonNegativeInt = 0  # seed of the texts and masks
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
 
     def __post_init__(self) -> None:
@@ -200,12 +200,12 @@ class RetrievalConfig:
     """Which models search, and in which collection."""
 
     models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
-    # folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv
+    # a folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv
     data: Found[Annotated[str, filled("a folder with corpus.jsonl, queries.jsonl and qrels"), place()]] = ""
-    split: Annotated[FolderName, filled("a name")] = "test"  # which judgements: qrels/SPLIT.tsv
+    split: Annotated[FolderName, filled("a name")] = "test"  # name of the judgements: qrels/SPLIT.tsv
     # folder of results.json and retrieval.md
     output: Written[Annotated[str, filled("a folder"), place()]] = "retrieval"
-    pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it
+    pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as in the model's run
     max_length: Length = 256  # tokens of a text at most; a model with shorter rows cuts earlier
     batch_size: Size = 64  # texts of a forward pass; the figures do not depend on it
 
@@ -232,40 +232,41 @@ def _check_labels(values: Any) -> tuple[int | str, ...]:
 class StudyConfig(SeveralSets):
     """Several methods at an equal trainable budget and for an equal time, several seeds each.
 
-    All further sections hold for every method; what a method's preset says goes first. General text (--replay.corpus)
-    is read by the methods alone whose presets have replay, or objective.keep or keep_weight.
+    All further sections apply to every method; a method's preset takes precedence. Only methods whose presets have
+    replay, or objective.keep or keep_weight, read general text (--replay.corpus).
     """
 
     # names of presets
     methods: Main[Annotated[tuple[str, ...], SOME, DIFFERENT]] = free(
         ("full", "lora", "fl_tuning", "af", "bottleneck", "exbert")
     )
-    # share that trains, where a method has a size; 0: the presets' own sizes
+    # share that trains, for methods with a size; 0: the presets' own sizes
     budget: Main[ShareOrZero] = 0.17
-    # several such shares, in the place of --budget: a sized method runs at each
+    # several such shares instead of --budget: a method with a size runs at each
     budgets: Main[Annotated[tuple[Share, ...], DIFFERENT]] = free(())
     seconds: Main[NonNegativeFloat] = 0.0  # training seconds of a run; or give --tokens
     tokens: Main[NonNegativeInt] = 0  # tokens that a run reads; or give --seconds
-    tokens_by_method: dict[str, PositiveInt] = free(dict)  # other numbers by method
+    tokens_by_method: dict[str, PositiveInt] = free(dict)  # other numbers of tokens for some methods
     seeds: Main[Annotated[int, Field(ge=1, le=1000)]] = free(3)  # runs of each method
     seed: NonNegativeInt = free(0)  # the first run's seed; the others count up from it
-    # peak rates, of which each method takes its best; empty: the presets' rates
+    # peak rates, from which each method uses its best; empty: the presets' rates
     rates: Main[Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT]] = ()
-    # share of --seconds or --tokens that a run takes which tries a rate
+    # share of --seconds or --tokens for a run that tries a rate
     tune_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    # general text that no model was trained on: what each model still predicts of it
+    # general text that no model was trained on, to measure forgetting
     retention: Main[Texts[str]] = free("")
     retention_texts: Count = free(10_000)  # texts that are drawn from it
     # labelled sets to fine-tune all models on: families, described sets, YAML
     tasks: Main[Described[tuple[str, ...]]] = free(())
     data: Main[SetPlaces] = free(())  # folders (or hub names) of the tasks' sets
-    # numbers of labels that all models learn from, such as 100,300,1000,all; empty: all
+    # numbers of labels for fine-tuning all models, such as 100,300,1000,all; empty: all
     labels: Annotated[tuple[int | str, ...], PlainValidator(_check_labels)] = free(())
     presets: Main[Options[dict[str, Any]]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
     base: Main[Base] = "general-mini"
-    corpus: Main[Corpus] = "package-docs"  # as in a training job
-    dry_run: Main[bool] = free(False)  # validate, print the plan and the counts, start nothing
+    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
+    corpus: Main[Corpus] = "package-docs"
+    dry_run: Main[bool] = free(False)  # check everything, print the plan and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -329,12 +330,12 @@ class BankConfig:
 
     # the bank's folder, or s3://BUCKET/BANK; the first --add makes it
     bank: Read[Written[Annotated[str, filled("a folder, such as bank"), place(buckets=True)]]] = ""
-    # directory of a run, such as runs/clinic, whose adapter is added, of a fine-tuned one with its head
+    # the directory of a run, such as runs/clinic, whose adapter is added; a fine-tuned one brings its head
     add: Found[Annotated[str, place("a run's directory", buckets=True)]] = ""
-    name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
+    name: str = ""  # name of the added adapter in the bank: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete
     verify: bool = False  # compare the base and every file with their hashes
-    # where the bank's base is, if it has moved; empty: where it was, of a new bank where its run began
+    # the bank's base (a folder or a hub id), if it has moved; empty: its old place, or in a new bank its run's base
     base: ModelPlace = ""
 
     def __post_init__(self) -> None:
@@ -351,7 +352,7 @@ class BankConfig:
 
 @option_group
 class VerifyConfig:
-    """What is looked at."""
+    """The folder to verify."""
 
     # a run, a corpus, a vocabulary, a bank or an export, here or s3://BUCKET/…
     path: Found[Annotated[str, filled("a folder, such as runs/af"), place(buckets=True)]] = ""
@@ -359,7 +360,7 @@ class VerifyConfig:
 
 @option_group
 class EnvConfig:
-    """How what a job would find here is printed, and which storage is tried."""
+    """The format of the report, and the storage to try."""
 
     json: bool = False  # print JSON
     run: RunConfig = field(default_factory=RunConfig)

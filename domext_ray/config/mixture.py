@@ -92,10 +92,10 @@ def _read_weight(option: str, value: Any) -> float:
 
 @option_group
 class MixtureConfig:
-    """Further parts of the domain's text beside --corpus, read in the ratio of their weights.
+    """Further parts of the domain's text in addition to --corpus, read in the ratio of their weights.
 
-    parts: name: {corpus: ..., weight: ..., keep: ...}. A weight is a number, or such as {0: 1, 0.5: 3}: 1 at first, 3
-    from half of the horizon (--optim.decay_steps) on. With keep: true the part is general text, as --replay.corpus is.
+    parts: name: {corpus: ..., weight: ..., keep: ...}. A weight is a number, or for example {0: 1, 0.5: 3}: 1 at first,
+    3 from half of the horizon (--optim.decay_steps). With keep: true the part is general text, like --replay.corpus.
     """
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0  # weight of --corpus itself

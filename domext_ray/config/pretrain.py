@@ -52,13 +52,13 @@ NO_GROUPS = "none"
 
 @option_group
 class RunConfig:
-    """Where a run lives."""
+    """Name and place of a run."""
 
     name: Main[FolderName] = free("")  # name of the run; empty: the method's name
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
     dir: Main[Written[Annotated[str, filled("a folder"), place(buckets=True)]]] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
-    # where figures also go: tensorboard; prometheus, through Ray; mlflow, trackio and wandb, each an extra
+    # trackers that also receive figures: tensorboard; prometheus, through Ray; mlflow, trackio and wandb, each an extra
     trackers: Annotated[tuple[TrackerName, ...], DIFFERENT] = free(("tensorboard",))
 
 
@@ -66,15 +66,14 @@ class RunConfig:
 class PrepareConfig:
     """How text becomes rows of tokens."""
 
-    document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
+    document: Literal["line", "blank_line", "file"] = "line"  # the unit that is one document of a text file
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
-    # two such fields, as title,body: each row is a pair of texts (--objective.kind infonce)
+    # two such fields, such as title,body: each row is a pair of texts (--objective.kind infonce)
     pair: tuple[str, ...] = ()
     held_out_frac: Annotated[float, Field(gt=0.0, lt=MOST_HELD_OUT)] = 0.02  # share of documents kept for evaluation
-    # single documents, blocks of neighbours, files or groups; auto: blocks of text lines
+    # unit that is held out: single documents, blocks of neighbours, files or groups; auto: blocks of text lines
     held_out_by: Literal["auto", "document", "block", "file", "group"] = free("auto")
-    # field that says whose a row is, such as patient_id: held out by it, and no report quotes text; none: no rows
-    # belong together
+    # field that identifies a row's person, such as patient_id, whose rows stay together; none: no rows belong together
     group_field: str = ""
     min_document_chars: PositiveInt = 20  # shorter documents are dropped and counted
     max_document_chars: PositiveInt = 1_000_000  # longer documents are cut into documents of this many characters
@@ -82,11 +81,11 @@ class PrepareConfig:
     packed: bool = False  # rows hold several documents that do not see each other, each with its own [CLS]
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word per character
     shard_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20  # source bytes of one reading task, which makes one shard
-    # share of rows without text (null, no such field, not UTF-8) that is refused
+    # share of rows without text (null, no such field, not UTF-8) above which the corpus is refused
     max_dropped_frac: Ratio = free(0.5)
-    # text of which more than a third of the tokens is unknown to the tokenizer, such as text in another script
+    # text with more than a third of its tokens unknown to the tokenizer, such as text in another script
     unknown: Literal["refuse", "allow"] = free("refuse")
-    # where prepared corpora are kept: a folder, or s3://bucket/folder; empty: RUN.DIR/.corpora
+    # place of prepared corpora: a folder, or s3://bucket/folder; empty: RUN.DIR/.corpora
     cache_dir: Written[Annotated[str, place(buckets=True)]] = free("")
 
     def __post_init__(self) -> None:
@@ -134,9 +133,9 @@ def identify_documents(prepare: PrepareConfig) -> dict[str, Any]:
 
 @option_group
 class ReplayConfig:
-    """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
+    """General text for training in addition to the domain's, so that the model forgets less (--objective.keep)."""
 
-    # general text, from where --corpus reads; self: the base writes it; none or empty: none
+    # general text, from the same kinds of places as --corpus; self: the base writes it; none or empty: none
     corpus: Texts[Annotated[str, AfterValidator(lambda place: "" if place == NO_TEXT else place)]] = ""
     frac: Share = 0.25  # share of all rows that are general
 
@@ -160,13 +159,13 @@ is anything but one word."""
 
 @option_group
 class VocabConfig:
-    """Words that are learned on the corpus: new ones beside a base's, or, with `--base none`, WordPieces for all."""
+    """Words that are learned on the corpus: new ones for a base, or, with `--base none`, WordPieces for all words."""
 
-    # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
+    # entries to learn: new words for the base (0: none), or the whole vocabulary with --base none
     size: CountOrZero = 0
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
     min_frequency: PositiveInt = 5  # new words must occur this often in the corpus
-    # of --prepare.group_field: a new word must occur in rows of this many; 0: 20
+    # groups of --prepare.group_field in whose rows a new word must occur; 0: 20
     min_groups: Annotated[int, Field(ge=0, le=1000)] = 0
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
@@ -205,7 +204,7 @@ Width = Count
 
 @option_group
 class ShapeConfig:
-    """The encoder that is made when there is no base (`--base none`)."""
+    """The encoder of a run without a base (`--base none`)."""
 
     num_hidden_layers: Annotated[int, Field(ge=1, le=1000)] = 4  # layers
     hidden_size: Width = 256  # width d
@@ -227,13 +226,13 @@ class ShapeConfig:
 class ObjectiveConfig(VectorOptions):
     """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
 
-    keep: what is asked of rows of general text (--replay.corpus): kl: the base's own predictions, by the divergence
-    KL(base || model) at the predicted positions; replay: the masked words, as of the domain's rows, in a mean of their
-    own; none: they are rows like the others.
+    keep: what rows of general text (--replay.corpus) teach: kl: the base's own predictions, by the divergence
+    KL(base || model) at the predicted positions; replay: their masked words, like rows of the domain, in a separate
+    mean; none: they are rows like the others.
 
-    kind: masked: some tokens are predicted from both sides; causal: every token from those before it, which is
-    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; infonce: the model learns to make a
-    vector of a row (`VectorOptions`).
+    kind: masked: the model predicts some tokens from both sides; causal: it predicts every token from those before it,
+    and a token attends only to these (BERT section 5.1, "LTR"), without masks; infonce: the model learns to make a
+    vector of a row.
     """
 
     # causal: each token from those before it; infonce: a row's vector
@@ -242,9 +241,9 @@ class ObjectiveConfig(VectorOptions):
     mask_token_frac: Ratio = 0.8  # of these: replaced by [MASK]
     random_token_frac: Ratio = 0.1  # of these: replaced by a random ordinary token; the rest is kept
     whole_word: bool = True  # all tokens of a word are predicted together, up to 16 of them
-    next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
+    next_sentence: bool = False  # rows are pairs of texts; half of the second texts come from another document
     keep: Literal["kl", "replay", "none"] = "kl"  # what rows of --replay.corpus teach; kl: the base's predictions
-    keep_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 3.0  # weight of that term's mean beside the domain's
+    keep_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 3.0  # weight of that mean relative to the domain's
 
     def __post_init__(self) -> None:
         require(
@@ -285,38 +284,39 @@ class ObjectiveConfig(VectorOptions):
 
 @option_group
 class TrainConfig:
-    """How long to train, on what batches, and how often to look."""
+    """How long to train, with which batches, and how often to evaluate and save."""
 
     gone: ClassVar = {
         "eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended",
         "teraflops": "give --train.tokens_per_second: all workers' operations per second, by a dry run's per token",
     }
 
-    # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
+    # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens need
     max_steps: Main[NonNegativeInt] = free(1000)
     epochs: NonNegativeFloat = free(0.0)  # passes over the corpus, at most; 0: no limit
     max_tokens: NonNegativeInt = free(0)  # tokens read, at most; 0: no limit
     max_seconds: NonNegativeFloat = free(0.0)  # seconds spent in training steps, at most; 0: no limit
     global_batch_size: Main[Width] = 32  # rows of one optimiser step, over all workers
-    # rows of one forward pass; 0: an even part of a worker's share, up to 32 (on a GPU: up to 32,768 tokens)
+    # rows of one forward pass; 0: an equal part of a worker's share, up to 32 (on a GPU: up to 32,768 tokens)
     micro_batch_size: NonNegativeInt = free(0)
     seq_length: Main[Length] = 128  # tokens of a row, [CLS] and [SEP] included
     long_seq_length: CountOrZero = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
     long_frac: Share = 0.1  # share of --optim.decay_steps that the second phase takes
-    # rows of a forward pass there; 0: as many tokens as in the first phase
+    # rows of a forward pass in the second phase; 0: as many tokens as in the first phase
     long_micro_batch_size: NonNegativeInt = free(0)
     dropout: ShareOrZero = 0.1  # dropout of hidden states and attention
-    # dropout of attention alone; same: as --train.dropout. At 0 a GPU attends in bf16 without masks and padding
+    # dropout of attention only; same: equal to --train.dropout. At 0 a GPU attends in bf16 without masks and padding
     attention_dropout: ShareOrZero | Literal["same"] = "same"
     # steps between checkpoints, or time in training steps, such as 15m (one more before each evaluation and at the end)
     save_every: Cadence = free(200)
-    evaluate_every: Cadence = free(200)  # likewise between evaluations (also at the start and at the end)
+    # steps, or time in training steps, between evaluations (one more at the start and at the end)
+    evaluate_every: Cadence = free(200)
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
-    # of these rows both halves, or one: what is chosen by the first is reported on the second
+    # both halves of these rows, or one: choose on the first, report on the second
     eval_half: Literal["both", "first", "second"] = free("both")
-    # rate that a dry run assumes; 0: it times a few steps on this machine
+    # tokens per second that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)
-    # sentences of the forgetting meter, one per line; empty: those that ship
+    # a file of sentences that measure forgetting, one per line; empty: those that ship
     general_probe: Found[FilePlace] = free("")
 
     def __post_init__(self) -> None:
@@ -346,26 +346,26 @@ class OptimConfig:
     """AdamW with linear warm-up and a decay to zero.
 
     schedule: linear: from the peak to 0 (BERT appendix A.2); cosine: half a cosine; wsd: the rate stays at its peak and
-    falls linearly to 0 in the last share of the budget, whichever limit that is, so that a run limited by seconds or
-    tokens ends at rate 0, too (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
+    falls linearly to 0 in the last share of the budget of steps, seconds or tokens, so that every run ends at rate 0
+    (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
     """
 
     lr: Main[Annotated[float, Field(gt=0.0)]] = 4e-4  # peak learning rate
-    # width of the bases that a preset's rate was chosen for; of a base half or twice as wide a job warns; 0: not known
+    # width of the bases for which a preset's rate was chosen; a base half or twice as wide gets a warning; 0: unknown
     lr_width: CountOrZero = free(0)
     schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay
     # with --optim.schedule wsd: share of the budget in which the rate falls
     decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most (wsd: 100 at most)
+    # steps from 0 to the peak; 0: one tenth of --optim.decay_steps, 1,000 at most (wsd: 100 at most)
     warmup_steps: NonNegativeInt = 0
-    # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
+    # step at which the rate is 0 (the schedule's horizon); 0: --train.max_steps of the first start
     decay_steps: NonNegativeInt = 0
     beta1: ShareOrZero = 0.9  # decay of the first moment
     beta2: ShareOrZero = 0.999  # decay of the second moment
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping
-    # a loss or gradient that is not finite: stop, or skip the step
+    # after a loss or gradient that is not finite: stop, or skip the step
     on_non_finite: Literal["stop", "skip"] = free("stop")
 
 
@@ -373,20 +373,20 @@ class OptimConfig:
 class EngineConfig:
     """DeepSpeed, precision and memory."""
 
-    # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
+    # what is sharded: 0: nothing, 1: optimizer state, 2: also gradients, 3: also parameters
     zero_stage: Annotated[int, Field(ge=0, le=3)] = free(0)
     # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and CPUs with units for it, else fp32 (on GPUs: TF32)
     precision: Literal["auto", "bf16", "fp32"] = free("auto")
-    base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: as precision
+    base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: like precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
     fused: bool = free(False)  # this library's own kernels on a GPU, unmeasured (needs a C compiler)
-    # batches of packed rows have one shape, for which --engine.compile then makes its code
+    # all batches of packed rows have one shape, for which --engine.compile generates its code
     fixed_shapes: bool = free(False)
     # forward and backward as one CUDA graph, unmeasured: one GPU, ZeRO 0, fixed shapes
     capture: bool = free(False)
-    # products of the base and its extension in one, not at ZeRO 3 or compiled; auto: on GPUs
+    # compute products of base and extension together, not at ZeRO 3 or compiled; auto: on GPUs
     joined: bool | Literal["auto"] = free("auto")
 
     def __post_init__(self) -> None:
@@ -432,12 +432,12 @@ class EngineConfig:
 class ScaleConfig(GpuOptions):
     """Workers and what each of them gets."""
 
-    # training processes (ranks), or a range, 1-8: as there is room
+    # training processes (ranks), or a range, 1-8: as many as there is room for
     num_workers: Main[Workers] = free(1)
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
     max_failures: NonNegativeInt = free(3)  # deaths of workers after which the job gives up
-    # machines taken back after which it does, of spot nodes for example; any: it never does
+    # machines taken back, such as spot nodes, after which the job gives up; any: no limit
     max_preemptions: NonNegativeInt | Literal["any"] = free("any")
 
     @property
@@ -465,10 +465,10 @@ class RunOptions:
     base: Main[Base] = "general-mini"
     # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
     corpus: Main[Corpus] = "package-docs"
-    # directory of a finished run whose parameters this run starts from (exBERT's second stage)
+    # directory of a finished run from whose parameters this run starts (exBERT's second stage)
     init_from: RunFolder = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of initialisation, data order, masks and dropout
-    # start nothing: say whether the run fits, how long it takes and what it holds; full: also print all options as YAML
+    # start nothing; print whether the run fits, how long it takes and what it needs; full: also all options as YAML
     dry_run: Main[DryRun] = free(False)
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
@@ -620,7 +620,7 @@ class RunOptions:
 
 @option_group
 class PretrainConfig(RunOptions):
-    """Everything that a pre-training run is made from, as a user asks for it: `auto` and 0 leave something open."""
+    """All options of a pre-training run, as a user gives them: `auto` and 0 leave something open."""
 
 
 @option_group

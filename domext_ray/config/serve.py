@@ -31,11 +31,11 @@ MOST_SECONDS = 86_400.0
 
 @option_group
 class BatchConfig:
-    """How rows of different requests, and of different adapters, become one pass."""
+    """How rows of several requests and adapters form one pass."""
 
     rows: Count = 64  # rows that are taken from the queue together
-    tokens: CountOrZero = 0  # tokens of a pass, padding counted; 0: 1,024 on a CPU, 16,384 on a GPU
-    # milliseconds that a row waits for others when nothing runs
+    tokens: CountOrZero = 0  # tokens of a pass, with padding; 0: 1,024 on a CPU, 16,384 on a GPU
+    # milliseconds that a row waits for others while nothing runs
     wait_ms: Annotated[float, Field(ge=0.0, le=10_000.0)] = 3.0
 
     def count_tokens(self, *, on_gpu: bool) -> int:
@@ -45,13 +45,13 @@ class BatchConfig:
 
 @option_group
 class LimitConfig:
-    """What a client may ask for; more is refused with status 413, 422 or 429."""
+    """Limits for clients; requests above them are refused with status 413, 422 or 429."""
 
     bytes: Annotated[int, Field(ge=1, le=1024 * MANY)] = 2**20  # bytes of a request
     texts: Count = 64  # texts of a request
     characters: Annotated[int, Field(ge=1, le=1024 * MANY)] = 20_000  # characters of a text
     queue: Count = 1024  # rows that wait or run; further requests get status 429
-    # a request that has no answer by then gets status 503
+    # seconds until an answer; after that a request gets status 503
     seconds: Annotated[float, Field(ge=0.1, le=MOST_SECONDS)] = 60.0
 
     def __post_init__(self) -> None:
@@ -60,29 +60,29 @@ class LimitConfig:
 
 @option_group
 class ServeScaleConfig(GpuOptions):
-    """What a replica uses."""
+    """Resources of a replica."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] = 1  # CPU threads of a replica, which it also reserves
 
 
 @option_group
 class ServeConfig:
-    """What is served, where, and to whom."""
+    """What to serve, where, and to whom."""
 
     bank: Found[Annotated[str, place(buckets=True)]] = ""  # a bank's folder (domext bank)
-    # names of the bank's adapters that are served; empty: all, also those that come later
+    # names of the bank's adapters to serve; empty: all, also those added later
     adapters: Annotated[tuple[Identifier, ...], DIFFERENT] = ()
     model: ModelPlace = ""  # a run, also a fine-tuned one, an export, a base's folder, or a hub id; instead of a bank
-    base: ModelPlace = ""  # where the bank's base is, if it has moved
+    base: ModelPlace = ""  # the bank's base (a folder or a hub id), if it has moved
     # address to listen on; 0.0.0.0: every network of this machine
     host: Annotated[str, filled("an address, such as 127.0.0.1")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65_535)] = 8000  # port to listen on
-    token_file: Found[FilePlace] = ""  # file with the token that requests show; empty: DOMEXT_SERVE_TOKEN, or a new one
-    replicas: Annotated[int, Field(ge=1, le=4096)] = 1  # copies of the model, each with a process of its own
-    max_length: CountOrZero = 0  # tokens of a row; 0: as many as the model takes, up to 512
-    # at the end: how long requests that are there may take
+    token_file: Found[FilePlace] = ""  # a file with the token of requests; empty: DOMEXT_SERVE_TOKEN, or a new one
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1  # copies of the model, each in a separate process
+    max_length: CountOrZero = 0  # tokens of a row; 0: the model's longest row, up to 512
+    # seconds that open requests may take when the server ends
     drain_seconds: Annotated[float, Field(ge=0.0, le=MOST_SECONDS)] = 60.0
-    dry_run: bool = False  # validate, print what would be served, start nothing
+    dry_run: bool = False  # check everything, print what would be served, start nothing
     batch: BatchConfig = field(default_factory=BatchConfig)
     limit: LimitConfig = field(default_factory=LimitConfig)
     scale: ServeScaleConfig = field(default_factory=ServeScaleConfig)

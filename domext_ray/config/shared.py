@@ -16,11 +16,11 @@ DryRun = bool | Literal["full"]
 
 @option_group
 class GpuOptions:
-    """The options of `--scale` that all jobs have which start processes."""
+    """The options of `--scale` that all jobs with several processes have."""
 
-    # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
+    # a GPU for each process; auto: if there are GPUs, or a cluster can add them
     use_gpu: Main[UseGpu] = free("auto")
-    # how long a job waits for GPUs, or for room for any of its tasks and processes, before it gives up
+    # time that a job waits for GPUs, or for room for any of its tasks and processes, before it gives up
     wait: Time = free("10m")
 
     @property
@@ -51,14 +51,15 @@ Views = Literal["dropout", "crop"]
 class VectorOptions:
     """A text's vector, and how it is learned without labels.
 
-    infonce: of a group of rows, a row's first view is nearest to its own second view (InfoNCE within a batch; SimCSE,
-    Gao et al. 2021, arXiv 2104.08821). With `prepare.pair` the views are two texts of the row, such as title and body.
+    infonce: within a group of rows, a row's first view must be nearest to its own second view (InfoNCE within a batch;
+    SimCSE, Gao et al. 2021, arXiv 2104.08821). With --prepare.pair the views are two texts of the row, such as title
+    and body.
     """
 
     gone: ClassVar = dict.fromkeys(("delete_prob", "decoder_layers"), "it was of tsdae, whose place infonce takes")
 
     pooling: Pooling = "mean"  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
-    views: Views = "dropout"  # infonce: a row twice under other dropout, or two stretches of it
+    views: Views = "dropout"  # infonce: a row twice under different dropout, or two stretches of it
     # infonce: rows of a group; a divisor of the rows of a forward pass
     group_rows: Annotated[int, Field(ge=2, le=2**16)] = 16
-    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 0.05  # infonce: what cosines are divided by
+    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 0.05  # infonce: divisor of the cosines

@@ -38,11 +38,11 @@ OBJECTIVES: dict[str, str] = {
 
 @option_group
 class BudgetConfig:
-    """What the pre-training of a whole trial takes; give one of the three."""
+    """The pre-training of a whole trial; give one of the three."""
 
     steps: Main[NonNegativeInt] = 0  # optimiser steps
     tokens: Main[NonNegativeInt] = 0  # tokens read
-    seconds: Main[NonNegativeFloat] = 0.0  # seconds of training; a few timed steps say how many fit
+    seconds: Main[NonNegativeFloat] = 0.0  # seconds of training; a few timed steps decide how many steps fit
 
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "tokens", "seconds") if getattr(self, name)]
@@ -56,22 +56,22 @@ class SearchConfig:
     """How a space is searched.
 
     A trial is scored at every rung: at its whole budget, and with --search.rungs 3 and --search.reduction 4 also at a
-    sixteenth and a quarter of it. ASHA stops those that are not among the best quarter of a rung so far.
+    sixteenth and a quarter of it. ASHA stops trials that are not among the best quarter of a rung so far.
     """
 
     searcher: Main[Literal["random", "grid", "optuna"]] = "random"  # optuna: TPE, or NSGA-II for several objectives
     scheduler: Main[Literal["none", "asha"]] = "none"  # asha: bad trials stop early
-    # f1, general_accuracy, trainable, tokens_per_second
+    # aims: f1, general_accuracy, trainable, tokens_per_second
     objectives: Main[Annotated[tuple[Aim, ...], SOME, DIFFERENT]] = ("f1",)
-    trials: Main[Count] = 20  # trials; of a grid, every point is one
-    rungs: Annotated[int, Field(ge=1, le=20)] = 1  # times that a trial is scored
-    # each rung's budget is so many times the one before; asha keeps one trial in so many
+    trials: Main[Count] = 20  # trials; in a grid, every point is one
+    rungs: Annotated[int, Field(ge=1, le=20)] = 1  # how often a trial is scored
+    # ratio of each rung's budget to that of the rung before; asha keeps one trial in this many
     reduction: Annotated[int, Field(ge=2, le=1000)] = 3
     parallel: NonNegativeInt = free(0)  # trials at once; 0: as many as the cluster has room for
-    max_failures: NonNegativeInt = free(2)  # deaths of a trial's process after which it is given up
+    max_failures: NonNegativeInt = free(2)  # deaths of a trial's process after which the sweep gives it up
     axis: str = free("")  # dimension along which F1 is drawn; empty: trained parameters
-    curves: str = free("")  # dimension that has a curve per value there
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the search; a trial's own is --seed
+    curves: str = free("")  # dimension with a curve per value in that drawing
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # seed of the search; that of a trial is --seed
 
     @property
     def shares(self) -> list[float]:
@@ -88,12 +88,12 @@ class SearchConfig:
 class SweepConfig(SeveralSets, PretrainConfig):
     """Search a space for downstream F1: a trial pre-trains, fine-tunes and is scored on dev; test is never read.
 
-    All options of a training job hold for every trial, unless the space has them.
+    All options of a training job apply to every trial, unless the space has them.
     """
 
-    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
-    corpus: Main[Corpus] = REPAIR_NOTES  # ships, and is what repair_notes can be learned from
-    # several, whose mean is F1: families, described sets, YAML files
+    # repair-notes, package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
+    corpus: Main[Corpus] = REPAIR_NOTES
+    # labelled sets, whose mean F1 counts: families, described sets, YAML files
     tasks: Main[Described[Annotated[tuple[str, ...], SOME]]] = ("repair_notes",)
     # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
     data: Main[SetPlaces] = ()
