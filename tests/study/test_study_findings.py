@@ -154,7 +154,7 @@ def test_general_text_is_a_second_measure(tmp_path: Path) -> None:
     assert study.rival is not None and study.rival.name == "full_kept", "of both the one that gains more"
     text, lost = format_study(study), list_measures(study)[2]
     assert lost["front"] == ["full_kept"] and "| full | 5.0 ± 0.1 |" in lost["table"]
-    assert "Of the general text the base predicts 20.0 %. What was masked." in text
+    assert "The base predicts 20.0 % of the general text. What was masked." in text
     results = to_results(study)
     assert results["full_training"] == "full_kept" and results["text_pareto_front"] == ["full_kept"]
     assert results["methods"]["adapter"]["share_of_full_training"]["mean"] == pytest.approx(0.803, abs=1e-3)
@@ -182,7 +182,7 @@ def test_rates_at_the_edge_are_named() -> None:
     tried = {1e-4: 1.9, 1e-3: 1.8, 3e-3: None}
     inner = replace(FULL, tried={1e-4: 1.9, 1e-3: 1.8, 3e-3: 1.85})
     text = format_study(compare(inner, replace(ADAPTER, tried=tried, learning_rate=1e-4)))
-    assert "- The best rate is the lowest or the highest that was tried: adapter 0.0001.\n" in text
+    assert "- The best rate is the lowest or the highest of those tried: adapter 0.0001.\n" in text
     assert "- Training diverged at these rates: adapter 0.003.\n" in text
 
 
@@ -192,7 +192,7 @@ def test_few_seeds_support_nothing() -> None:
     ]
     study = compare(*two)
     assert {measure["verdict"] for measure in list_measures(study)} == {""}
-    assert "Fewer than 3 seeds say nothing about chance." in format_study(study)
+    assert "Fewer than 3 seeds show nothing about chance." in format_study(study)
     difference = to_results(study)["paired_differences"]["full - adapter"]["points_lost"]
     assert difference["interval"] is None and difference["p_value"] is None
 
@@ -203,7 +203,7 @@ def test_reservations_are_named() -> None:
     study = compare(FULL, ADAPTER, apart)
     text = format_study(study)
     assert "apart are not ranked" in text and "| apart |" not in list_measures(study)[0]["table"]
-    assert "90 seconds were wanted, and these took apart 120" in text
+    assert "the limit was 90 seconds, and these took apart 120" in text
     assert "scored on 2,000 words of it, but apart on 2,010" in text
     assert "Tokens of the domain text that a method's tokenizer does not know: apart 3.12%." in text
     assert [measure["title"] for measure in list_measures(compare(apart))] == ["Points lost of the general probe"]
