@@ -1,4 +1,4 @@
-"""Every document: its commands are read by what they call, its Python names exist, its links lead somewhere.
+"""Every document: its commands are read by what they call, its names and links exist, and its English is plain.
 
 Nothing is run. Bash reads the blocks of commands where none is installed, and records how it was asked to call them.
 """
@@ -26,6 +26,7 @@ from command_lines import load_jobs, read_ray_command
 from conftest import REPOSITORY
 from project_file import read_project_file
 
+from domext_ray.commands.help import format_help
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
 from domext_ray.commands.main import find_verb
@@ -50,6 +51,27 @@ IMAGE = "/opt/domext_ray/"
 """Where the image has the repository."""
 FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard trackio".split())
 """Commands of others whose options are not looked at; the files of ours that they name are."""
+REFUSED = {
+    r"likewise": "in the same way",
+    r"(?:is|are|was|were|be|been) told": "reports, warns, receives",
+    r"(?:is|are) said\b(?! to)": "reports, states",
+    r"go(?:es)? on|went on": "resumes, continues",
+    r"that which": "a noun",
+    r"in the place of": "instead of",
+    r"any more": "no longer",
+    r"counts? for nothing": "is ignored",
+    r"(?:brings?|takes?|carry|carries) along": "contains",
+    r"held to what": "compared with",
+    r"(?:what|it|which) stands? (?:there|beside)|beside (?:it|them) stands?": "is, has",
+    r"one of each": "a number and a noun",
+    r"(?:a|one) (?!(?:of|in|on|to|for|per|at|by|as)\b)\w+ a (?:line|row|method|set|epoch|seed|layer|step)": "per",
+    r"\w+, for (?:there|they|it|no \w+) (?:is|are|has|have|was|were|may|must|can|would|knows?)": "because",
+    r"forgetting meter": "measure of forgetting",
+    r"the (?:whole )?road of|the whole road": "the steps of",
+    r"otherwise than|other than what": "differs from",
+    r"(?-i:(?<=[.;:!?|-] )Of (?!course)\w+)": "the subject first",
+}
+"""Words of the house, and German in English words, that no document or help may have; and what to write instead."""
 OTHERS_OPTIONS = {
     "--dashboard-agent-listen-port",
     "--help",
@@ -414,3 +436,38 @@ def test_every_job_and_every_room_has_its_row() -> None:
     rooms = {path.parent.name for path in package.glob("*/__init__.py")}
     rooms |= {path.name for path in package.glob("*.py") if path.name != "__init__.py"}
     assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == rooms
+
+
+def find_refused(text: str) -> dict[str, str]:
+    """Return the refused words of a text outside of its code, and what to write instead."""
+    words = re.sub(r"`[^`]*`", "`", " ".join(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).split()))
+    found = {pattern: re.findall(rf"\b(?:{pattern})\b", words, re.I) for pattern in REFUSED}
+    return {match: REFUSED[pattern] for pattern, matches in found.items() for match in matches}
+
+
+def test_english_of_documents_help_and_pages_is_plain() -> None:
+    assets = REPOSITORY / "domext_ray" / "assets"
+    pages = {*DOCUMENTS, *assets.glob("*.md"), *assets.glob("*.html"), *assets.glob("sets/*/README.md")}
+    texts = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in pages}
+    texts[".github/CHANGELOG.md"], *_ = texts[".github/CHANGELOG.md"].split("\n## 0.1.0")  # released as it was written
+    texts |= {f"domext {verb} --help_all": format_help(job, is_full=True) for verb, job in VERBS.items()}
+    assert not {name: refused for name, text in texts.items() if (refused := find_refused(text))}
+
+
+def test_what_is_not_plain_is_found() -> None:
+    """Every sentence that documents had is found, every pattern finds one, and plain sentences are left alone."""
+    wrong = """
+    Views likewise. | A base whose entries are lost is told. | How many of them the text never has is said.
+    The same command goes on where it stopped. | The tracker that which was added gets them.
+    In the place of flags. | A run has no parts any more. | A slash at the end counts for nothing.
+    The six files that an export brings along. | The model is held to what its base predicts.
+    With vectors another figure is what stands there. | A graph and a bank, one of each. | A text a line.
+    It waits, for there is no base to keep. | Sentences of the forgetting meter. | The road of a training job.
+    Dropout draws otherwise than golden files. | A proxy limits requests, for it knows the client.
+    Two files. Of a run that has ended also config.yaml.
+    """
+    sentences = [sentence.strip() for sentence in re.split(r"[|\n]", wrong) if sentence.strip()]
+    assert [sentence for sentence in sentences if not find_refused(sentence)] == []
+    assert {*find_refused(wrong).values()} == {*REFUSED.values()}
+    right = "The same command resumes it. `likewise` is code. Of course. A part of a run, for each row. Go only there."
+    assert find_refused(right) == {}
