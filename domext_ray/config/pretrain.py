@@ -430,7 +430,7 @@ class EngineConfig:
 
 @option_group
 class ScaleConfig(GpuOptions):
-    """Workers and what each of them gets."""
+    """Workers and the resources of each."""
 
     # training processes (ranks), or a range, 1-8: as many as there is room for
     num_workers: Main[Workers] = free(1)
