@@ -1,26 +1,26 @@
-"""Measure what the library costs against the obvious way of doing the same: `python jobs/benchmark.py VERB`.
+"""Measure the cost of the library against other ways to do the same work: `python jobs/benchmark.py VERB`.
 
-- `step`: a training step of a method against a rival's, with the same weights, batch and precision. `--against` says
-  which: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the environment of
-  `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's full training.
-  It needs no Ray.
-- `card`: in five minutes what a card does: products, attention, what is computed of each element, steps of all methods,
-  the kernels of a step, and what torch.compile makes of them. A JSON line each; it needs no Ray.
-- `memory`: the peak memory of a method's training against full training's, and what a dry run says of it.
+- `step`: a training step of a method against a rival's, with the same weights, batch and precision. `--against` chooses
+  the rival: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the environment
+  of `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's full
+  training. It needs no Ray.
+- `card`: the performance of a card in five minutes: products, attention, the work per element, steps of all methods,
+  the kernels of a step, and torch.compile. It writes a JSON line for each, and needs no Ray.
+- `memory`: the peak memory of a method's training against full training's, and against the figure of a dry run.
 - `finetune`: fine-tuning against transformers' Trainer on the same rows.
-- `parity`: what both score when they have trained to the end, with several seeds.
+- `parity`: the scores of both after training to the end, with several seeds.
 - `predict`: prediction of many texts against transformers.pipeline.
-- `serve`: traffic to a bank that is served, and to Ray Serve's own way of serving many models.
+- `serve`: traffic to a served bank, and to Ray Serve's own way of serving many models.
 - `overhead`: steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare PyTorch loop over the same batches.
 - `read`: rows per second and core of the tasks that read for training, against `datasets` and transformers' collator.
 - `e2e`: minutes that a job takes until held-out text costs a number of bits per character, start and tokenisation
   included, against transformers' Trainer training all weights on the same text.
-- `starts`: seconds that a user waits for the first step, for a run that goes on or has ended, for a dry run, a
-  fine-tuning, a prediction, a server, a mistake; with `--against` beside those of another checkout.
+- `starts`: seconds that a user waits for the first step, for a resumed or a finished run, for a dry run, a
+  fine-tuning, a prediction, a server, a mistake; `--against` adds those of another checkout.
 
-Sides take turns, because a shared machine drifts; ratios are medians of the turns', with the least and the most. Every
-verb prints a table and writes a JSON file per case. `--publish` writes it into .github/benchmarks, too, from which
-`python jobs/benchmark.py tables` makes the tables of the documents; `--check` says whether one is stale.
+Sides take turns, because a shared machine drifts. Ratios are medians of the turns' ratios, with minimum and maximum.
+Every verb prints a table and writes a JSON file per case. `--publish` also writes it into .github/benchmarks, from which
+`python jobs/benchmark.py tables` makes the tables of the documents; `--check` names the stale ones.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ffn_units", type=int, help="AF Adapter: extra FFN units per layer")
     parser.add_argument("--module_hidden_size", type=int, help="exBERT: width of the extension modules")
     parser.add_argument("--module_ffn_size", type=int, help="exBERT: FFN units of the extension modules")
-    parser.add_argument("--new_words", type=int, help="exBERT: words beside the base's 30,522")
+    parser.add_argument("--new_words", type=int, help="exBERT: words in addition to the base's 30,522")
     parser.add_argument("--bottleneck_size", type=int, help="bottleneck: width of the two in each layer")
     parser.add_argument("--lora_rank", type=int, help="LoRA: rank")
     parser.add_argument("--lora_targets", help="LoRA: matrices, as in --method.lora_targets")
@@ -111,16 +111,14 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
     parser.add_argument("--methods", nargs="+", choices=("all", *METHODS), default=["af"])
     parser.add_argument("--against", choices=RIVALS, default="own", help="the rival; own: each method's own")
-    parser.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
+    parser.add_argument("--rival_python", default="", help="bottleneck: interpreter with AdapterHub's library")
     parser.add_argument("--repeats", type=int, default=5, help="turns of both sides")
     parser.add_argument("--warmup", type=int, default=5, help="turns before those; of each run of Trainer, steps")
     parser.add_argument(
-        "--steps", type=int, help="steps of a turn, between which nothing waits; default: 1, on a card 10"
+        "--steps", type=int, help="steps of a turn, without waits between them; default: 1, on a card 10"
     )
-    parser.add_argument(
-        "--processes", type=int, default=1, help="time in so many new processes, of which medians count"
-    )
-    parser.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
+    parser.add_argument("--processes", type=int, default=1, help="time in this many new processes, and report medians")
+    parser.add_argument("--as_worker", action="store_true", help="all compute like a job's workers: allocator, kernels")
 
 
 def add_card(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +127,9 @@ def add_card(parser: argparse.ArgumentParser) -> None:
 
     seconds = sum(share for share, _ in BLOCKS.values())
     parser.add_argument("--only", nargs="+", choices=BLOCKS, default=[*BLOCKS], help="blocks; all others are left out")
-    parser.add_argument("--seconds", type=int, default=seconds, help="for all blocks; what finds no time is named")
+    parser.add_argument(
+        "--seconds", type=int, default=seconds, help="limit of all blocks; those without time are named"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: with --quick alone")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, which show whether it runs")
     parser.set_defaults(**{**EXTENSIONS, "new_words": 10_000}, precision="bf16")
@@ -147,7 +147,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accumulation_steps", type=int, default=1, help="micro batches of a step")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
     parser.add_argument(
-        "--keep_freed", action="store_true", help="leave glibc's allocator as it is: it keeps freed blocks"
+        "--keep_freed", action="store_true", help="do not change glibc's allocator, which keeps freed blocks"
     )
 
 

@@ -47,9 +47,9 @@ def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     file += f"  --{CONFIG} FILE".ljust(_COLUMN) + "a YAML file of options, which changes the preset"
     if not is_full and len(options) > MOST_SHOWN:
         shown = _format_options((options[name] for name in job.list_main()), values)
-        title = f"Options that matter most (of {len(options)}), and the values that they have here:"
+        title = f"The most important of {len(options)} options, with their values here:"
         return "\n".join([about, "", title, shown, file, f"  {ALL[0]}".ljust(_COLUMN) + "all options"])
-    parts = [about, "", "Options, and the values that they have here:", file]
+    parts = [about, "", "Options, with their values here:", file]
     parts.append(_format_options((option for name, option in options.items() if "." not in name), values))
     for section in list_sections(job.config_class).values():
         own = [option for name, option in options.items() if name.rpartition(".")[0] == section.name]

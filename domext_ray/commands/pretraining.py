@@ -60,7 +60,8 @@ AF = _make_method(
     "af",
     """AF Adapter: freeze a BERT, train extra attention heads and FFN units on your text, get a Hugging Face model.
 
-It also shifts the embeddings of the base's words. On general text, which the base writes, it learns the base's answers.
+It also shifts the embeddings of the base's words. On general text, which the base itself writes, it learns to predict
+what the base predicts.
 
     domext pretrain af                                  # the base that ships, and text that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
