@@ -1,9 +1,9 @@
 """Measure the cost of the library against other ways to do the same work: `python jobs/benchmark.py VERB`.
 
 - `step`: a training step of a method against a rival's, with the same weights, batch and precision. `--against` chooses
-  the rival: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the environment
-  of `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's full
-  training. It needs no Ray.
+  the rival: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the
+  environment of `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's
+  full training. It needs no Ray.
 - `card`: the performance of a card in five minutes: products, attention, the work per element, steps of all methods,
   the kernels of a step, and torch.compile. It writes a JSON line for each, and needs no Ray.
 - `memory`: the peak memory of a method's training against full training's, and against the figure of a dry run.
@@ -19,8 +19,8 @@
   fine-tuning, a prediction, a server, a mistake; `--against` adds those of another checkout.
 
 Sides take turns, because a shared machine drifts. Ratios are medians of the turns' ratios, with minimum and maximum.
-Every verb prints a table and writes a JSON file per case. `--publish` also writes it into .github/benchmarks, from which
-`python jobs/benchmark.py tables` makes the tables of the documents; `--check` names the stale ones.
+Every verb prints a table and writes a JSON file per case. `--publish` also writes it into .github/benchmarks. From these
+files `python jobs/benchmark.py tables` makes the tables of the documents; `--check` names the stale ones.
 """
 
 from __future__ import annotations
