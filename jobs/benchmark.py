@@ -19,8 +19,8 @@
   fine-tuning, a prediction, a server, a mistake; `--against` adds those of another checkout.
 
 Sides take turns, because a shared machine drifts. Ratios are medians of the turns' ratios, with minimum and maximum.
-Every verb prints a table and writes a JSON file per case. `--publish` also writes it into .github/benchmarks. From these
-files `python jobs/benchmark.py tables` makes the tables of the documents; `--check` names the stale ones.
+Every verb prints a table and writes a JSON file per case. `--publish` also writes it into .github/benchmarks. From them
+`python jobs/benchmark.py tables` makes the tables of the documents; `--check` names the stale ones.
 """
 
 from __future__ import annotations
