@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import KNOWN_METHODS
 from domext_ray.config.options.build import build, dump_yaml, from_dict, identity_of, to_dict
 from domext_ray.config.options.declare import read_seconds
-from domext_ray.config.options.kinds import list_options
+from domext_ray.config.options.kinds import list_options, read_comments
 from domext_ray.config.options.read import read_file, read_flags, read_values
 from domext_ray.config.pretrain import PretrainConfig, TrainConfig
 from domext_ray.errors import ConfigError, hide_passwords
@@ -336,3 +337,17 @@ def test_an_identity_survives_json_and_yaml_and_does_not_depend_on_how_it_is_wri
 
 def test_a_run_without_parts_is_what_it_was() -> None:
     assert identity_of(PretrainConfig())["mixture"] == {"weight": 1.0}
+
+
+@dataclass(frozen=True)
+class _Commented:
+    beside: int = 0  # beside it
+    # above it, where one line
+    # has too little room
+    above: int = 0
+    nothing: int = 0
+
+
+def test_the_help_of_an_option_is_the_whole_comment() -> None:
+    texts = {"beside": "beside it", "above": "above it, where one line has too little room", "nothing": ""}
+    assert read_comments(_Commented) == texts

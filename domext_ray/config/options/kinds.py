@@ -75,8 +75,11 @@ def read_comments(owner: type) -> Mapping[str, str]:
     found = {}
     for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            is_above = node.lineno not in comments and lines[node.lineno - 2].lstrip().startswith("#")
-            found[node.target.id] = comments.get(node.lineno - is_above, "")
+            first = node.lineno
+            while node.lineno not in comments and lines[first - 2].lstrip().startswith("#"):
+                first -= 1
+            above = " ".join(comments[number] for number in range(first, node.lineno))
+            found[node.target.id] = comments.get(node.lineno, above)
     return found
 
 
