@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.families import state
@@ -27,17 +28,49 @@ from domext_ray.families.readers.examples import Entity, MarkedText
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
+from domext_ray.families.task import StagedTask
 from domext_ray.families.texts import SingleLabelTask
 from domext_ray.families.windows import read_template
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 Stretch = tuple[int, int]
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
-"""Characters to mark stretches with, the first two that the vocabulary has."""
+"""Characters to mark stretches with, the first two that the base's vocabulary has."""
 
 _INSIDE, _BETWEEN, _OUTSIDE = 1, 2, 3  # what is kept first; marks, 0, always
 
 
-class RelationTask(SingleLabelTask):
+class MarkingTask(StagedTask):
+    """A family whose rows have marks around the two arguments of a relation.
+
+    The marks are words of the base: those that an extension has added are hardly trained, and look alike. They are in
+    the state as "written", and left out of files where any word of the vocabulary would be the same, as in 0.1.0.
+    """
+
+    @cached_property
+    def _any_marks(self) -> list[str]:
+        return find_marks(self.tokenizer)
+
+    def learn(self) -> dict[str, Any]:
+        """Choose the marks that are written into texts."""
+        return {**super().learn(), "written": find_marks(self.tokenizer, self.base_words)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `StagedTask.state_dict`."""
+        values = super().state_dict()
+        return {name: value for name, value in values.items() if name != "written" or value != self._any_marks}
+
+    def load_state_dict(self, state: State) -> None:
+        """See `StagedTask.load_state_dict`."""
+        super().load_state_dict({"written": self._any_marks, **state})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `StagedTask.identity`."""
+        return {"marks": written} if (written := self.state_dict().get("written")) else {}
+
+
+class RelationTask(MarkingTask, SingleLabelTask):
     """A relation for every marked pair (`MarkedText`); see `SingleLabelTask`.
 
     Its state has the marks of the set's files, by which raw texts say which stretches they are about.
@@ -49,18 +82,17 @@ class RelationTask(SingleLabelTask):
     metrics = CLASS_METRICS
     head = "DomextForRelationClassification"
     metric = "f1.micro"
-    state_rules = {"marks": state.MARKS}
+    state_rules = {"marks": state.MARKS, "written": state.TEXTS}
 
     def learn(self) -> dict[str, Any]:
         """Return the set's marks."""
-        return {"marks": [list(mark) for mark in self.data.marks]}
+        return {**super().learn(), "marks": [list(mark) for mark in self.data.marks]}
 
     def prepare(self) -> None:
-        """Choose the marks that are written into texts."""
+        """Take the room of a row."""
         super().prepare()
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=4)
-        self.marks = find_marks(self.backend, self.tokenizer.unk_token_id)
 
     @classmethod
     def read(cls, row: SetRow) -> MarkedText:
@@ -88,7 +120,7 @@ class RelationTask(SingleLabelTask):
         return compare_classes(example, example.text, example.label, prediction["label"], spans)
 
     def encode(self, examples: Sequence[MarkedText], *, is_training: bool) -> list[Row]:
-        marked = [mark_text(text, self.marks) for text in examples]
+        marked = [mark_text(text, self.state["written"]) for text in examples]
         encodings = self.backend.encode_batch([text for text, _ in marked], add_special_tokens=False)
         rows: list[Row] = []
         num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
@@ -109,21 +141,24 @@ class RelationTask(SingleLabelTask):
         return rows
 
 
-def find_marks(backend: Tokenizer, unknown: int | None) -> tuple[str, str]:
-    """Return the first two characters of `MARKS` that a vocabulary has; `unknown` is its unknown token's id."""
-    encodings = backend.encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
+def find_marks(tokenizer: PreTrainedTokenizerBase, base_words: int = 0) -> list[str]:
+    """Return the first two characters of `MARKS` that a vocabulary has among its first entries; 0: among all."""
+    encodings = make_backend(tokenizer).encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
+    most, unknown = base_words or len(tokenizer), tokenizer.unk_token_id
     known = [
-        mark for mark, encoding in zip(MARKS, encodings, strict=True) if encoding.ids and unknown not in encoding.ids
+        mark
+        for mark, encoding in zip(MARKS, encodings, strict=True)
+        if encoding.ids and unknown not in encoding.ids and max(encoding.ids) < most
     ]
     if len(known) < 2:
         raise ConfigError(
             f"the model's vocabulary has {len(known)} of the characters {MARKS}; marking two stretches of a text takes "
             "two of them, so choose a model whose vocabulary has these."
         )
-    return known[0], known[1]
+    return known[:2]
 
 
-def mark_text(example: MarkedText, marks: tuple[str, str]) -> tuple[str, list[int]]:
+def mark_text(example: MarkedText, marks: Sequence[str]) -> tuple[str, list[int]]:
     """Write marks around both stretches, a space on each side; stretches may nest, touch or overlap.
 
     Returned with the text are the places of the characters that open and close the first argument, and the second.

@@ -71,7 +71,8 @@ class StagedTask(Family):
     """A family over one labelled set and one tokenizer (a fast one); an empty `metric` is the family's.
 
     With `state`, the `state_dict` of a task of the same set, `data` needs no examples. Any other state raises a
-    ValueError. `embed` makes embeddings of texts, for a family that searches by them.
+    ValueError. `embed` makes embeddings of texts, for a family that searches by them. `base_words` are the entries of
+    the vocabulary that a base was trained with, the first ones; 0: all.
     """
 
     limits: list[str]
@@ -90,8 +91,10 @@ class StagedTask(Family):
         metric: str = "",
         embed: Embed | None = None,
         state: State | None = None,
+        base_words: int = 0,
     ) -> None:
         self.data, self.tokenizer, self.options, self.embed = data, tokenizer, options, embed
+        self.base_words = base_words
         self.metric = metric or self.metric
         self.notes: list[str] = []
         self.limits: list[str] = []
@@ -120,6 +123,11 @@ class StagedTask(Family):
     def state_dict(self) -> dict[str, Any]:
         """Return what `learn` found out, as JSON has it."""
         return dict(self.state)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What trainings depend on beside options, set and model, where 0.1.0 would have chosen otherwise."""
+        return {}
 
     def load_state_dict(self, state: State) -> None:
         """Take over what another task's `state_dict` gave."""

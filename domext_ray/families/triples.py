@@ -38,9 +38,9 @@ from domext_ray.families.readers.examples import (
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.records import read_json_records
 from domext_ray.families.readers.tagged import UNTYPED
-from domext_ray.families.relations import RelationTask
+from domext_ray.families.relations import MarkingTask, RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
-from domext_ray.families.task import Predict, StagedTask, Task
+from domext_ray.families.task import Predict, Task
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
@@ -66,7 +66,7 @@ class PairOptions:
 _RELATION = {"head": pa.struct(PLACE), "tail": pa.struct(PLACE), "label": pa.string(), "score": pa.float64()}
 
 
-class ExtractionTask(StagedTask):
+class ExtractionTask(MarkingTask):
     """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
 
     A prediction has "entities", and "relations" with head, tail, label and the label's probability as "score". A triple
@@ -91,7 +91,10 @@ class ExtractionTask(StagedTask):
     found = "relations"
     nothing = {"entities": [], "relations": []}
     step_options = PairOptions()
-    state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
+    state_rules = {
+        **{"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT},
+        "written": TEXTS,
+    }
 
     def learn(self) -> dict[str, Any]:
         """Find the types and the predicates of training and dev."""
@@ -99,6 +102,7 @@ class ExtractionTask(StagedTask):
         predicates = _find_predicates(self.data)
         related = {(relation.head.label, relation.tail.label) for text in train for relation in text.relations}
         return {
+            **super().learn(),
             "entity_types": sorted({entity.label for text in (*train, *dev) for entity in text.entities}),
             "predicates": list(predicates),
             "related_types": [list(pair) for pair in sorted(related)],
@@ -123,7 +127,7 @@ class ExtractionTask(StagedTask):
             if getattr(data, split) and not getattr(relation_data, split):
                 raise CorpusError(f"the {split} split of {data.name} has no pair of entities to classify.")
         self.entity_task = SpanTask(entity_data, *parts, state={})
-        self.relation_task = RelationTask(relation_data, *parts, state={"marks": []})
+        self.relation_task = RelationTask(relation_data, *parts, state={"marks": [], "written": self.state["written"]})
 
     @property
     def stages(self) -> dict[str, Task]:

@@ -15,7 +15,6 @@ from domext_ray.errors import ConfigError
 from domext_ray.families.readers.examples import Entity, LabelledSet, MarkedText
 from domext_ray.families.relations import RelationTask, choose_pieces, find_marks, mark_text
 from domext_ray.families.task import TaskOptions
-from domext_ray.text.vocabulary.tokenizer import make_backend
 
 LABELS = ("none", "likes", "fears")
 
@@ -79,7 +78,7 @@ def test_positions_are_those_of_the_opening_marks(name: str, request: pytest.Fix
     for row, example in zip(task.encode(data.train, is_training=True), data.train, strict=True):
         positions = row.targets["input_entity_positions"]
         assert positions.dtype == np.int64 and positions.shape == (2,)
-        for position, span, mark in zip(positions, (example.head, example.tail), task.marks, strict=True):
+        for position, span, mark in zip(positions, (example.head, example.tail), task.state["written"], strict=True):
             rest = tokenizer.decode(row.input_ids[position:]).replace(" ", "")
             entity = tokenizer.decode(
                 tokenizer.encode(
@@ -99,8 +98,8 @@ def test_positions_are_those_of_the_opening_marks(name: str, request: pytest.Fix
 def test_marks_are_characters_of_the_vocabulary(
     bert: PreTrainedTokenizerBase, roberta: PreTrainedTokenizerBase
 ) -> None:
-    assert find_marks(make_backend(roberta), roberta.unk_token_id) == ("@", "#")
-    assert find_marks(make_backend(bert), bert.unk_token_id) == ("!", "?")
+    assert find_marks(roberta) == ["@", "#"]
+    assert find_marks(bert) == ["!", "?"]
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     poor = BertTokenizer(vocab={each: i for i, each in enumerate([*specials, "the", "#"])})
     with pytest.raises(ConfigError, match="the model's vocabulary has 1 of the characters @#"):

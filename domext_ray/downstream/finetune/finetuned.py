@@ -25,7 +25,7 @@ from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
 from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.models.text_embedding import TextEmbedding
-from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
+from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, describe_other, read_config, read_identity
 from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import require_files
@@ -52,7 +52,8 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context, labelled.long_texts)
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
-    task = family(loaded.data, start.tokenizer, options, metric=metric, embed=embed)
+    base_words = start.config.base_vocab_size
+    task = family(loaded.data, start.tokenizer, options, metric=metric, embed=embed, base_words=base_words)
     if labelled.long_texts == "windows":
         task.limits.append(
             f"Texts above {labelled.max_length} tokens are read in windows, whose outputs `domext predict` and `domext "
@@ -119,6 +120,8 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
                 require_files(folder, lambda: loaded.files, f"so that {given}; {advice}")
             raise RunError(f"{given}: it has other {'examples' if option == 'data' else 'weights'}; {advice}.")
     task = make_set_task(config, start, loaded)
+    if differing := describe_other({name: identity.get(name) for name in task.identity}, task.identity):
+        raise RunError(f"{folder} was trained otherwise ({'; '.join(differing)}); train again with another --run.name.")
     point = Point(**summary["best"]["point"])
     try:
         with name_file(folder / TRAININGS):

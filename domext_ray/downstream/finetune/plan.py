@@ -120,6 +120,7 @@ def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, loaded: 
     default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)
     identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
+    identity |= task.identity
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     stored = read_identity(folder) or {}
