@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from brief_training import answer_by_targets
 from conftest import WORDS
+from finetuned_models import draw_set
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.families.readers.examples import Entity, LabelledSet, MarkedText
 from domext_ray.families.relations import RelationTask, choose_pieces, find_marks, mark_text
 from domext_ray.families.task import TaskOptions
+from domext_ray.families.triples import ExtractionTask
+from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer
+from domext_ray.text.vocabulary.family import tokenizer_family
 
 LABELS = ("none", "likes", "fears")
 
@@ -106,6 +110,24 @@ def test_marks_are_characters_of_the_vocabulary(
         RelationTask(THREE, poor, TaskOptions())
 
 
+def test_marks_are_words_of_the_base(bert: PreTrainedTokenizerBase) -> None:
+    """New words are hardly trained. What 0.1.0 exported has the marks that it was trained with."""
+    known = BaseVocabulary("base", tokenizer_family(bert), bert, bert.get_vocab(), "")
+    extended = extend_tokenizer(known, ["@", "#"])
+    task = RelationTask(THREE, extended, TaskOptions(), base_words=len(bert))
+    rows = task.encode(THREE.train, is_training=True)
+    opened = [extended.convert_ids_to_tokens(row.input_ids[row.targets["input_entity_positions"]]) for row in rows]
+    assert opened == [["!", "?"]] * 3 and task.identity == {"marks": ["!", "?"]}
+    assert task.state_dict() == {"marks": [], "written": ["!", "?"]}
+    assert RelationTask(THREE, extended, TaskOptions(), state=task.state_dict()).state == task.state
+    released = RelationTask(THREE, extended, TaskOptions(), state={"marks": []})
+    assert released.state["written"] == ["@", "#"] and released.state_dict() == {"marks": []}
+    plain = RelationTask(THREE, bert, TaskOptions(), base_words=len(bert))
+    assert plain.state_dict() == {"marks": []} and not plain.identity, "the same files as before"
+    triples = ExtractionTask(draw_set("relation_extraction"), extended, TaskOptions(), base_words=len(bert))
+    assert triples.relation_task.state["written"] == ["!", "?"] == triples.identity["marks"]
+
+
 def test_cut_texts_keep_what_is_nearest() -> None:
     for seed in range(400):
         draw = np.random.default_rng(seed)
@@ -145,7 +167,7 @@ def test_both_marks_stay_in_a_row(name: str, request: pytest.FixtureRequest) -> 
         data = make_set(*texts)
         task = RelationTask(data, tokenizer, TaskOptions(max_length=max_length))
         rows = task.encode(data.train, is_training=True)
-        marks = [tokenizer.encode(f" {mark}", add_special_tokens=False)[-1] for mark in task.marks]
+        marks = [tokenizer.encode(f" {mark}", add_special_tokens=False)[-1] for mark in task.state["written"]]
         for row in rows:
             assert row.length <= max_length
             assert row.input_ids[row.targets["input_entity_positions"]].tolist() == marks

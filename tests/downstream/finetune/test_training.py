@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
-from finetuned_models import BOTTLENECK, CPU, FP32, FULL
+from finetuned_models import BOTTLENECK, CPU, FP32, FULL, draw_set
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import (
     CPU_TOKENS,
     Fitted,
@@ -29,6 +30,7 @@ from domext_ray.downstream.finetune.training import (
 )
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.families.classification import ClassificationTask
+from domext_ray.families.loading import LoadedSet
 from domext_ray.families.losses import LossOptions, set_loss
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledSet, LabelledText
@@ -36,6 +38,8 @@ from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.models.start import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.models.task_model import TaskModel
+from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer
+from domext_ray.text.vocabulary.family import tokenizer_family
 
 CONFIG = FinetuneConfig(
     method=FULL,
@@ -288,6 +292,16 @@ def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task:
     before, after = (" ".join(each).split() for each in (whole, dropped))
     assert 0 < sum(each in new for each in after) < sum(each in new for each in before) / 2
     assert {*before} & known <= {*after}
+
+
+def test_a_task_knows_which_words_are_the_bases(start: StartModel) -> None:
+    known = BaseVocabulary("base", tokenizer_family(start.tokenizer), start.tokenizer, start.tokenizer.get_vocab(), "")
+    config = copy.deepcopy(start.config)
+    config.vocab_size, config.extension_vocab_size = config.vocab_size + 2, 2
+    extended = replace(start, config=config, tokenizer=extend_tokenizer(known, ["@", "#"]))
+    loaded = LoadedSet("relation", draw_set("relation"), "f1.micro", "")
+    marks = [make_set_task(FinetuneConfig(), each, loaded).state["written"] for each in (start, extended)]
+    assert marks[0] == marks[1], "arguments are marked by words that the base was trained with"
 
 
 def test_dev_is_read_as_ever(start: StartModel, task: ClassificationTask) -> None:
