@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from domext_ray.errors import DomextError
 from domext_ray.files import Kind, read_json
 from domext_ray.progress import StatusLine, format_seconds
@@ -51,6 +53,16 @@ class Outcome:
         """Whether it needs no more steps."""
         return bool(self.status) and not self.may_try_again
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended well, and was not stopped."""
+        return self.status == "complete"
+
+    @property
+    def reached(self) -> Step:
+        """What its last step reached."""
+        return self.steps[-1]
+
     def spend(self, seconds: float) -> Outcome:
         """Return it with so much more time spent."""
         return replace(self, seconds=self.seconds + seconds)
@@ -76,6 +88,10 @@ class Ledger:
         found = self._read(trial.name) if self.find(trial.name).is_file() else None
         is_its_own = found is not None and hash_values(found.trial.config) == hash_values(trial.config)
         return found if found is not None and is_its_own else Outcome(trial)
+
+    def read_all(self, trials: Iterable[Trial]) -> Sequence[Outcome]:
+        """Return what each of some trials has left, as `read` does."""
+        return [self.read(trial) for trial in trials]
 
     def list(self) -> list[Outcome]:
         """Return what all trials have left, in the order of their names."""
@@ -160,6 +176,26 @@ def run_here(
             ledger.write(outcome := outcome.spend(time.monotonic() - started))
         outcomes.append(outcome)
     return outcomes
+
+
+def group_by_arm(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Return outcomes by arm: trials that differ in their seed alone are of one."""
+    arms = dict[str, list[Outcome]]()
+    for outcome in outcomes:
+        config = {name: value for name, value in outcome.trial.config.items() if name != "seed"}
+        arms.setdefault(hash_values(config), []).append(outcome)
+    return [*arms.values()]
+
+
+def choose_arm(outcomes: Iterable[Outcome], figure: str) -> list[Outcome]:
+    """Return the complete trials of the arm whose figure has the highest mean over them; one trial is complete.
+
+    Of equal arms the earliest is chosen, and one of which a trial failed only where there is no other.
+    """
+    arms = [arm for arm in group_by_arm(outcomes) if any(outcome.is_complete for outcome in arm)]
+    whole = [arm for arm in arms if all(outcome.is_complete for outcome in arm)]
+    complete = [[outcome for outcome in arm if outcome.is_complete] for arm in whole or arms]
+    return max(complete, key=lambda arm: np.mean([outcome.reached[figure] for outcome in arm]))
 
 
 def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:

@@ -332,7 +332,7 @@ class FakeFinetunings:
         few = config.labelled.num_examples
         values = [0.5 + 0.1 * config.run.name.startswith("af") - 0.2 * bool(few) + 0.01 * seed for seed in seeds]
         drawn = np.random.default_rng(0).normal(0.0, 0.01, (len(seeds), 200)) + np.array(values)[:, None]
-        write_resamples(Place(folder), {"test": drawn})
+        write_resamples(Place(folder), {"test": Resampled(np.array(values), drawn)})
         lr = 1e-3 if 1e-3 in config.grid.lr else config.grid.lr[0]
         summary = {
             "set": {"name": config.task, "sha256": config.data, "examples": {"train": few or 80}},

@@ -16,8 +16,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.comparison import ScoredRun, check_comparable, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
-from domext_ray.downstream.finetune.grid import list_points
-from domext_ray.downstream.finetune.plan import count_parameters
+from domext_ray.downstream.finetune.plan import count_parameters, list_trials
 from domext_ray.errors import ConfigError
 from domext_ray.families.loading import load_labelled
 from domext_ray.models.start import StartModel, load_start_model
@@ -132,7 +131,7 @@ def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     lines = [loaded.describe()]
     for entry in entries:
         trained = sum(number for number, _ in count_parameters(entry.config, start, task).values())
-        lines.append(f"{entry.name}: {len(list_points(entry.config))} trainings of {trained:,} parameters")
+        lines.append(f"{entry.name}: {len(list_trials(entry.config))} trainings of {trained:,} parameters")
     lines.append(f"{len(entries)} runs into {resolve_root(config.run.dir)}, chosen by {task.metric} on dev")
     return "\n".join(lines)
 

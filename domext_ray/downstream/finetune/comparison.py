@@ -6,7 +6,7 @@ of two models' resampled figures is their paired bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,19 +49,11 @@ class ScoredRun:
         return sum(counts["trainable"] for counts in self.summary["parameters"].values())
 
 
-def write_resamples(folder: Place, resamples: dict[str, np.ndarray]) -> None:
+def write_resamples(folder: Place, samples: Mapping[str, Resampled]) -> None:
     """Write a run's resampled figures, float64 [restarts, resamples] by split."""
+    arrays: Any = {split: sample.drawn for split, sample in samples.items()}
     with new_file(folder / RESAMPLES) as temporary:
-        np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
-
-
-def read_sample(folder: Place, split: str, values: Sequence[float], num_clusters: int) -> Resampled:
-    """Return the metric of a run's restarts with the resamples that `write_resamples` wrote."""
-    try:
-        with name_file(folder / RESAMPLES), np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
-            return Resampled(np.array(values), arrays[split], num_clusters)
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
+        np.savez_compressed(temporary, **arrays)
 
 
 def is_finetuned(folder: Place) -> bool:
@@ -73,14 +65,15 @@ def read_finetuned(folder: Place) -> ScoredRun:
     """Read a fine-tuning run that has ended."""
     if not (folder / "summary.json").is_file():
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
-    return _take_run(folder, read_finetune_summary(folder))
-
-
-def _take_run(folder: Place, summary: dict[str, Any]) -> ScoredRun:
+    summary = read_finetune_summary(folder)
     split = "test" if summary["test"] else "dev"
-    sample = read_sample(folder, split, summary["restarts"][split]["values"], summary[split]["clusters"])
-    name = f"{folder.parent.name}/{AGAINST}" if folder.name == AGAINST else folder.name
-    return ScoredRun(name, summary, sample)
+    values, num_clusters = np.array(summary["restarts"][split]["values"]), summary[split]["clusters"]
+    try:
+        with name_file(folder / RESAMPLES), np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
+            sample = Resampled(values, arrays[split], num_clusters)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
+    return ScoredRun(f"{folder.parent.name}/{AGAINST}" if folder.name == AGAINST else folder.name, summary, sample)
 
 
 def check_comparable(runs: Sequence[ScoredRun]) -> None:
@@ -127,10 +120,8 @@ def compare_pair(against: ScoredRun, run: ScoredRun) -> list[Line]:
     return compare_finetuned((against, run), names)
 
 
-def summarize_pair(folder: Place, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what summary.json says of the model of --against, whose run in `folder` has ended."""
-    against, run = read_finetuned(folder / AGAINST), _take_run(folder, summary)
-    lines = compare_pair(against, run)
+def summarize_pair(against: ScoredRun, run: ScoredRun, lines: Sequence[Line]) -> dict[str, Any]:
+    """Return what a run's summary.json says of the model of --against; `lines` is what `compare_pair` found."""
     difference = lines[1].difference
     assert difference is not None
     restarts = against.summary["restarts"]

@@ -12,33 +12,38 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.finetune.comparison import summarize_pair, write_resamples
+from domext_ray.downstream.finetune.comparison import (
+    AGAINST,
+    ScoredRun,
+    compare_pair,
+    read_finetuned,
+    summarize_pair,
+    write_resamples,
+)
 from domext_ray.downstream.finetune.errors_page import ERRORS, write_mistakes
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
-from domext_ray.downstream.finetune.grid import GridResults, choose_point, gather_results
 from domext_ray.downstream.finetune.output import (
-    FinalScores,
     ScoredGrid,
     build_summary,
     describe_finetune_plan,
     format_finetune_summary,
+    format_pair,
     get_figure,
     write_finetune_report,
 )
 from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch
-from domext_ray.downstream.finetune.training import Point
-from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, score
+from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, read_split, score
 from domext_ray.errors import ConfigError, TrainingError
 from domext_ray.export.folder import FINE_TUNED, check_target
-from domext_ray.files import read_json
+from domext_ray.intervals import Resampled
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.ray_cluster import (
@@ -50,7 +55,7 @@ from domext_ray.runtime.ray_cluster import (
     start_ray,
 )
 from domext_ray.runtime.tasks import Task, run_tasks
-from domext_ray.runtime.trials import Rules, Trial, describe_amount
+from domext_ray.runtime.trials import Outcome, Rules, Trial, choose_arm, describe_amount
 from domext_ray.storage import Place, write_json, write_text
 from domext_ray.text.data.sources import write_files
 
@@ -65,7 +70,7 @@ def run_finetuning(config: FinetuneConfig) -> Place:
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         print(note)
     if config.dry_run:
-        outcomes = [plan.ledger.read(trial) for plan in plans for trial in plan.trials]
+        outcomes = [outcome for plan in plans for outcome in plan.ledger.read_all(plan.trials)]
         trained = max(sum(number for number, _ in plan.counts.values()) for plan in plans)
         amount = describe_amount([outcome for outcome in outcomes if outcome.has_ended], len(outcomes), 4 * trained)
         print(f"{amount}\n\n{describe_finetune_plan(*plans)}")
@@ -119,50 +124,51 @@ def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
     return share, scale.gpus if scale.uses_gpu else 0.0, parallel
 
 
-def train_grid(plan: FinetunePlan) -> GridResults:
-    """Run the trainings of a grid that have not ended before; one at least has ended well."""
-    results = _train_all(plan, plan.trials)
-    if not results.ended:
-        raise TrainingError(f"all {len(plan.trials)} trainings failed; of the first: {results.failed[0]['reason']}")
-    return results
+def train_grid(plan: FinetunePlan) -> Sequence[Outcome]:
+    """Run the trainings of a grid that have not ended before, and return what all left; one at least has ended well."""
+    outcomes = _train_all(plan, plan.trials)
+    if not any(outcome.is_complete for outcome in outcomes):
+        raise TrainingError(f"all {len(outcomes)} trainings failed; of the first: {outcomes[0].failure}")
+    return outcomes
 
 
-def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
+def score_grid(plan: FinetunePlan, outcomes: Sequence[Outcome]) -> ScoredGrid:
     """Choose a point by dev, score its restarts on test, and export the best of them."""
-    best, chosen = choose_point(results)
-    points, best_point = [Point(**record["point"]) for record in chosen], Point(**best["point"])
-    _restore_tensors(plan, points)
-    tasks = [Task(i, (point, point == best_point), 1.0, point.key) for i, point in enumerate(points)]
+    chosen = _restore_tensors(plan, choose_arm(outcomes, "dev"))
+    best = max(chosen, key=lambda outcome: outcome.reached["dev"])
+    tasks = [Task(i, (outcome, outcome is best), 1.0, outcome.trial.name) for i, outcome in enumerate(chosen)]
     said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
-    outcomes = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
-    (baselines,) = filter(None, outcomes)  # of the best one
-    return ScoredGrid(results, best, chosen, gather_scores(plan, points, best_point, baselines))
+    (baselines,) = filter(None, run_tasks(partial(score, plan), tasks, None, **said, **shares))  # type: ignore[arg-type]
+    return gather_scores(plan, outcomes, chosen, best, baselines)
 
 
 def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> None:
     """Write a run's summary and report, and print the table; `seconds` is the wall clock of this start."""
-    summary = build_summary(plan, scored, seconds)
+    summary, compared = build_summary(plan, scored, seconds), ""
     if plan.config.against:
-        summary["against"] = summarize_pair(plan.folder, summary)
-    summary["mistakes"] = _write_mistakes(plan, summary)
+        run = ScoredRun(plan.folder.name, summary, scored.samples[plan.splits[-1]])
+        pair = read_finetuned(plan.folder / AGAINST), run
+        lines = compare_pair(*pair)
+        summary["against"], compared = summarize_pair(*pair, lines), format_pair(*pair, lines)
+    summary["mistakes"] = _write_mistakes(plan, scored)
     write_json(plan.folder / "summary.json", summary)
-    write_finetune_report(plan.folder)
+    write_finetune_report(plan.folder, summary, compared)
     print(format_finetune_summary(summary))
     print(f"\n{plan.folder / 'report.html'}", *_list_verdicts(summary), sep="\n")
 
 
-def _write_mistakes(plan: FinetunePlan, summary: dict[str, Any]) -> dict[str, Any]:
+def _write_mistakes(plan: FinetunePlan, scored: ScoredGrid) -> dict[str, Any]:
     """Write errors.html, what the exported model got wrong on dev, and return how much it is, by kind."""
-    own, metric = Point(**summary["best"]["point"]), summary["metric"]
-    lines = (plan.trainings / own.key / "dev.predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    best, metric = scored.best.trial.name, plan.task.metric
+    lines = (plan.trainings / best / "dev.predictions.jsonl").read_text(encoding="utf-8").splitlines()
     report = write_mistakes(
         plan.folder / ERRORS,
         plan.task,
         plan.task.data.dev,
         [json.loads(line)["prediction"] for line in lines],
         title=f"{plan.folder.name}: what is wrong on dev",
-        score=(metric, f"{get_figure(summary['dev'], metric):.4f}"),
+        score=(metric, f"{get_figure(scored.splits['dev']['figures'], metric):.4f}"),
     )
     return {name: report[name] for name in ("examples", "wrong", "mistakes")}
 
@@ -172,56 +178,59 @@ def _list_verdicts(summary: dict[str, Any]) -> list[str]:
 
 
 def gather_scores(
-    plan: FinetunePlan, points: Sequence[Point], best: Point, baselines: dict[str, dict[str, dict[str, Any]]]
-) -> FinalScores:
-    """Read what the chosen training and its restarts reached, and write the run's predictions and resamples."""
-    splits, folder = plan.splits, plan.trainings / best.key
-    lines = [(folder / f"{split}.predictions.jsonl").read_text(encoding="utf-8") for split in splits]
+    plan: FinetunePlan,
+    outcomes: Sequence[Outcome],
+    chosen: Sequence[Outcome],
+    best: Outcome,
+    baselines: dict[str, dict[str, dict[str, Any]]],
+) -> ScoredGrid:
+    """Read what the chosen trainings scored, and write the predictions of the best and the resamples of all."""
+    folders = {outcome.trial.name: plan.trainings / outcome.trial.name for outcome in chosen}
+    own, samples, splits = folders[best.trial.name], dict[str, Resampled](), dict[str, dict[str, Any]]()
+    lines = [(own / f"{split}.predictions.jsonl").read_text(encoding="utf-8") for split in plan.splits]
     write_text(plan.folder / "predictions.jsonl", "".join(lines))
-    drawn = {split: [np.load(plan.trainings / point.key / f"{split}.npy") for point in points] for split in splits}
-    write_resamples(plan.folder, {split: np.stack(arrays) for split, arrays in drawn.items()})
-    remedy = "delete the training's folder and the .json beside it: the same command trains it again"
-    read = {
-        (point, split): read_json(plan.trainings / point.key / f"{split}.json", remedy, {"figures": dict})
-        for point in points
-        for split in splits
-    }
-    own = {split: read[best, split] for split in splits}
-    notes = [note for record in own.values() for note in record["notes"]]
-    return FinalScores(
-        own["dev"]["figures"],
-        own["test"]["figures"] if "test" in own else {},
-        {split: [get_figure(read[point, split]["figures"], plan.task.metric) for point in points] for split in splits},
-        baselines,
-        {split: record["steps"] for split, record in own.items()},
-        tuple(dict.fromkeys(notes)),
-    )
+    for split in plan.splits:
+        read = {name: read_split(folder, split) for name, folder in folders.items()}
+        values = [get_figure(record["figures"], plan.task.metric) for record in read.values()]
+        drawn = np.stack([np.load(folder / f"{split}.npy") for folder in folders.values()])
+        splits[split] = read[best.trial.name]
+        samples[split] = Resampled(np.array(values), drawn, splits[split]["figures"]["clusters"])
+    write_resamples(plan.folder, samples)
+    return ScoredGrid(outcomes, chosen, best, splits, samples, baselines)
 
 
-def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = False) -> GridResults:
+def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = False) -> Sequence[Outcome]:
     """Run the trainings that have not ended before; one that fails leaves its reason, and the others go on."""
-    outcomes = [plan.ledger.read(trial) for trial in trials]
-    watch = FinetuneWatch(plan.trainings, tuple(plan.task.stages), outcomes, keep_all=keep_all)
+    stages, begun = tuple(plan.task.stages), plan.ledger.read_all(trials)
+    watch = FinetuneWatch(plan.trainings, stages, begun, keep_all=keep_all)
     # A process keeps the memory of a GPU that its trial has taken.
     rules = Rules("fine-tuning", _explain_death, reuses=not plan.gpus, failures=TrainingError)
     run_trials(make_pool(plan, len(trials)), trials, plan.ledger, watch, rules)
     watch.line.keep(watch.describe_ended())
-    return gather_results(plan.ledger.read(trial) for trial in trials)
+    return plan.ledger.read_all(trials)
 
 
 def _explain_death(trial: Trial, deaths: int) -> str:
     return f"the process of {trial.name} died, as one does that needs more memory than there is; {MORE_MEMORY}."
 
 
-def _restore_tensors(plan: FinetunePlan, points: Sequence[Point]) -> None:
-    """Train those of the chosen trainings again whose tensors were dropped: an earlier grid had a better point."""
+def _restore_tensors(plan: FinetunePlan, chosen: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Train those of the chosen trainings again whose tensors were dropped: an earlier grid had a better point.
+
+    Return what the chosen ones have left then.
+    """
     names = [*(f"{name}.safetensors" for name in plan.task.stages), "dev.json", "dev.npy", "dev.predictions.jsonl"]
-    lost = [point for point in points if not all((plan.trainings / point.key / name).is_file() for name in names)]
+    lost = [
+        outcome.trial
+        for outcome in chosen
+        if not all((plan.trainings / outcome.trial.name / name).is_file() for name in names)
+    ]
     if not lost:
-        return
+        return chosen
     print(f"{len(lost)} of the chosen trainings were overtaken in an earlier grid: trained again for their tensors.")
-    for point in lost:
-        plan.ledger.find(point.key).delete()
-    failed = _train_all(plan, [Trial(point.key, asdict(point)) for point in lost], keep_all=True).failed
-    if failed:
-        raise TrainingError(failed[0]["reason"])
+    for trial in lost:
+        plan.ledger.find(trial.name).delete()
+    for outcome in _train_all(plan, lost, keep_all=True):
+        if not outcome.is_complete:
+            raise TrainingError(outcome.failure)
+    return plan.ledger.read_all(outcome.trial for outcome in chosen)

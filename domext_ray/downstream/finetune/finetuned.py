@@ -26,7 +26,7 @@ from domext_ray.files import Kind, read_json
 from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, describe_other, read_config, read_identity
-from domext_ray.runtime.trials import Ledger, Trial
+from domext_ray.runtime.trials import Ledger, Outcome, Trial
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import require_files
 
@@ -70,11 +70,11 @@ def restore_stages(
     task: StagedTask,
     config: FinetuneConfig,
     trainings: Place,
-    point: Point,
+    training: Outcome,
     device: torch.device,
 ) -> dict[str, Fitted]:
     """Make the models of one training again, by the name of their stage."""
-    thresholds = read_result(trainings, point)["thresholds"]
+    point, thresholds = Point(**training.trial.config), training.reached["thresholds"]
     return {
         name: restore_task(
             start,
@@ -125,7 +125,8 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
     point = Point(**summary["best"]["point"])
     try:
         with name_file(folder / TRAININGS):
-            fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
+            best = open_ledger(folder / TRAININGS).read(Trial(point.key, asdict(point)))
+            fitted = restore_stages(start, task, config, folder / TRAININGS, best, device)
     except (OSError, IndexError) as error:
         raise RunError(
             f"{folder / TRAININGS} lacks the best training's tensors ({point.key}); run it again elsewhere."
@@ -148,8 +149,3 @@ def read_finetune_summary(folder: Place) -> dict[str, Any]:
     """Read the summary.json of a fine-tuning run that has ended."""
     remedy = "delete it and run the job again, which writes it anew"
     return read_json(folder / "summary.json", remedy, _SUMMARY)
-
-
-def read_result(trainings: Place, point: Point) -> dict[str, Any]:
-    """Return what a training that has ended has reached."""
-    return open_ledger(trainings).read(Trial(point.key, asdict(point))).steps[0]

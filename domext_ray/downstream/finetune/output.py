@@ -13,22 +13,16 @@ from matplotlib.axes import Axes
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
-from domext_ray.downstream.finetune.comparison import (
-    AGAINST,
-    compare_pair,
-    read_finetuned,
-    read_sample,
-    tabulate_finetuned,
-)
+from domext_ray.downstream.finetune.comparison import ScoredRun, tabulate_finetuned
 from domext_ray.downstream.finetune.errors_page import ERRORS
-from domext_ray.downstream.finetune.finetuned import read_finetune_summary
-from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.families.label_counts import count_labels, list_label_rows
 from domext_ray.families.metrics.scores import flatten
+from domext_ray.intervals import Resampled
 from domext_ray.progress import format_seconds
+from domext_ray.report.compare import Line
 from domext_ray.report.page import (
     fill_page,
     format_html,
@@ -40,6 +34,7 @@ from domext_ray.report.page import (
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
 from domext_ray.report.tables import NONE, format_text
 from domext_ray.runs.run_directory import TRAININGS
+from domext_ray.runtime.trials import Outcome
 from domext_ray.storage import Place, write_text
 from domext_ray.training.metrics import read_metrics
 
@@ -53,25 +48,15 @@ _EPOCHS = ("last_epoch", "best_epoch")
 
 
 @dataclass(frozen=True)
-class FinalScores:
-    """What the chosen point reached."""
-
-    dev: dict[str, Any]  # figures with intervals of the exported training
-    test: dict[str, Any]  # likewise; empty where the set has none
-    restarts: dict[str, list[float]]  # the metric of every restart, by split
-    baselines: dict[str, dict[str, dict[str, Any]]]  # figures of trivial baselines by split and name
-    steps: dict[str, dict[str, dict[str, Any]]]  # figures of single steps by split
-    notes: tuple[str, ...]  # what was counted on the way
-
-
-@dataclass(frozen=True)
 class ScoredGrid:
-    """Records of a grid's trainings: all, the exported one, the chosen point's restarts; and what these reached."""
+    """What a grid's trainings left, and what the chosen point reached."""
 
-    results: GridResults
-    best: Record
-    chosen: list[Record]
-    final: FinalScores
+    outcomes: Sequence[Outcome]  # of all trainings, in the grid's order
+    chosen: Sequence[Outcome]  # of the chosen point's restarts
+    best: Outcome  # of these, the exported one
+    splits: dict[str, dict[str, Any]]  # by split, "figures" of the exported one, those of its "steps", and "notes"
+    samples: dict[str, Resampled]  # by split, the metric of the restarts
+    baselines: dict[str, dict[str, dict[str, Any]]]  # figures of trivial baselines by split and name
 
 
 def describe_finetune_plan(plan: FinetunePlan, against: FinetunePlan | None = None) -> str:
@@ -108,9 +93,10 @@ def _describe_model(plan: FinetunePlan, role: str) -> list[str]:
 def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dict[str, Any]:
     """Return the content of summary.json; `seconds` is the wall clock of this start, scoring and export included."""
     start, loaded, metric = plan.start, plan.loaded, plan.task.metric
-    data, results, final = loaded.data, scored.results, scored.final
-    clusters = {split: getattr(final, split)["clusters"] for split in final.restarts}
-    samples = {split: read_sample(plan.folder, split, final.restarts[split], clusters[split]) for split in clusters}
+    data, samples, best = loaded.data, scored.samples, scored.best
+    figures = {split: record["figures"] for split, record in scored.splits.items()}
+    complete = [outcome for outcome in scored.outcomes if outcome.is_complete]
+    seconds_trained = sum(outcome.reached["train_seconds"] for outcome in complete)
     described = {
         "name": data.name,
         "sha256": loaded.sha256,
@@ -118,17 +104,17 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "shared": count_shared(data),
         "labels": count_labels(data.splits, data.labels),
     }
-    split = "test" if data.test else "dev"
+    split = plan.splits[-1]
     means = {start.name: samples[split].mean}
     return {
         "task": loaded.family,
         "set": described,
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
         "metric": metric,
-        "dev": final.dev,
-        "test": final.test,
+        "dev": figures["dev"],
+        "test": figures.get("test", {}),
         "restarts": {
-            "seeds": [record["point"]["seed"] for record in scored.chosen],
+            "seeds": [outcome.trial.config["seed"] for outcome in scored.chosen],
             **{
                 split: {
                     "values": sample.values.tolist(),
@@ -139,50 +125,45 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
                 for split, sample in samples.items()
             },
         },
-        "baselines": final.baselines,
-        "steps": final.steps,
+        "baselines": scored.baselines,
+        "steps": {split: record["steps"] for split, record in scored.splits.items()},
         "best": {
-            "point": scored.best["point"],
-            **_pick_epochs(scored.best),
-            "thresholds": scored.best["thresholds"],
+            "point": best.trial.config,
+            **_pick(best, *_EPOCHS, "thresholds"),
             "chosen_by": f"mean of {metric} on dev over restarts",
         },
         "trainings": [
-            {
-                **record["point"],
-                **{name: record[name] for name in ("dev", "steps", "train_seconds")},
-                **_pick_epochs(record),
-            }
-            for record in results.ended
+            {**outcome.trial.config, **_pick(outcome, "dev", "steps", "train_seconds", *_EPOCHS)}
+            for outcome in complete
         ],
         "failed": [
-            {**record["point"], "reason": record["reason"], "may_try_again": record["may_try_again"]}
-            for record in results.failed
+            {**outcome.trial.config, "reason": outcome.failure, "may_try_again": outcome.may_try_again}
+            for outcome in scored.outcomes
+            if not outcome.is_complete
         ],
         "parameters": {
             name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
             for name, (trained, total) in plan.counts.items()
         },
         "train": {
-            "seconds": sum(record["train_seconds"] for record in results.ended),
-            "tokens_per_second": sum(record["tokens"] for record in results.ended)
-            / sum(record["train_seconds"] for record in results.ended),
+            "seconds": seconds_trained,
+            "tokens_per_second": sum(outcome.reached["tokens"] for outcome in complete) / seconds_trained,
             "wall_seconds": seconds,
         },
-        "notes": list(dict.fromkeys([*data.notes, *final.notes])),
+        "notes": list(dict.fromkeys([*data.notes, *(note for own in scored.splits.values() for note in own["notes"])])),
         "warning": warn_of_little(plan.config, scored, metric),
-        "cautions": list_cautions(described, split, metric, final.baselines[split], means),
+        "cautions": list_cautions(described, split, metric, scored.baselines[split], means),
     }
 
 
-def _pick_epochs(record: Record) -> dict[str, Any]:
-    return {name: record[name] for name in _EPOCHS}
+def _pick(outcome: Outcome, *names: str) -> dict[str, Any]:
+    return {name: outcome.reached[name] for name in names}
 
 
 def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> str:
     """Return a sentence where the chosen training learned no more than a trivial baseline knows; "" where it did."""
-    final, steps = scored.final, scored.best["steps"]
-    figure, majority = get_figure(final.dev, metric), get_figure(final.baselines["dev"]["majority"], metric)
+    steps, baselines = scored.best.reached["steps"], scored.baselines["dev"]
+    figure, majority = (get_figure(own, metric) for own in (scored.splits["dev"]["figures"], baselines["majority"]))
     if figure > max(0.0, majority) or figure >= 1.0:
         return ""
     rates, epochs = (", ".join(f"{value:g}" for value in values) for values in (config.grid.lr, config.grid.epochs))
@@ -259,9 +240,11 @@ def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:
     return f"{restarts[split]['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def write_finetune_report(folder: Place) -> Place:
-    """Write report.html and scores.png into the directory of a run that has its summary.json; return the page."""
-    summary = read_finetune_summary(folder)
+def write_finetune_report(folder: Place, summary: Mapping[str, Any], compared: str = "") -> None:
+    """Write report.html and scores.png into a run's directory, given the content of its summary.json.
+
+    `compared` is what `format_pair` returned of a run with --against.
+    """
     progress = {
         name.removesuffix(PROGRESS): read_metrics(folder / TRAININGS / name)
         for name in (folder / TRAININGS).list_names()
@@ -288,7 +271,7 @@ def write_finetune_report(folder: Place) -> Place:
         *map(format_paragraph, _list_warnings(summary)),
         format_paragraph(summary.get("against", {}).get("verdict", ""), "result"),
         format_html(("", "dev", "test"), scores),
-        _format_pair(folder) if "against" in summary else "",
+        compared,
         format_section(
             "Labels",
             format_html(
@@ -304,7 +287,6 @@ def write_finetune_report(folder: Place) -> Place:
         format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
     ]
     write_text(folder / "report.html", fill_page(folder.name, parts))
-    return folder / "report.html"
 
 
 def _show_splits(summary: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
@@ -340,11 +322,14 @@ def _list_costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _format_pair(folder: Place) -> str:
-    """The comparison with the model of --against: the difference, and what every restart of both reached."""
-    pair = read_finetuned(folder / AGAINST), read_finetuned(folder)
-    table = tabulate_finetuned(pair, lines := compare_pair(*pair))
-    reached = [dict(zip(run.summary["restarts"]["seeds"], run.sample.values, strict=True)) for run in pair]
+def format_pair(against: ScoredRun, run: ScoredRun, lines: Sequence[Line]) -> str:
+    """Return the comparison with the model of --against: the difference, and what every restart of both reached.
+
+    `lines` is what `compare_pair` found.
+    """
+    pair = against, run
+    table = tabulate_finetuned(pair, lines)
+    reached = [dict(zip(own.summary["restarts"]["seeds"], own.sample.values, strict=True)) for own in pair]
     restarts = [
         (f"seed {seed}", *(f"{values[seed]:.3f}" if seed in values else NONE for values in reached))
         for seed in sorted({**reached[0], **reached[1]})

@@ -13,7 +13,6 @@ from domext_ray.config.finetune import FinetuneConfig, PlaceConfig
 from domext_ray.config.options.build import identity_of
 from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
-from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.errors import ConfigError
 from domext_ray.families.loading import LoadedSet, load_labelled
@@ -50,7 +49,7 @@ class FinetunePlan:
     @property
     def trials(self) -> list[Trial]:
         """The trainings of the grid."""
-        return [Trial(point.key, asdict(point)) for point in list_points(self.config)]
+        return list_trials(self.config)
 
     @property
     def ledger(self) -> Ledger:
@@ -80,6 +79,19 @@ class FinetunePlan:
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
         return [*notes, *(f"note: {note}" for note in list_notes(self.task))]
+
+
+def list_trials(config: FinetuneConfig) -> list[Trial]:
+    """Return every training of a run, points of the grid with their restarts, each known by all that decides it.
+
+    So a grid that grows or shrinks keeps what has ended.
+    """
+    points = [
+        Point(lr, batch_size, epochs, config.seed + restart)
+        for lr, batch_size, epochs in config.grid.points
+        for restart in range(config.grid.restarts)
+    ]
+    return [Trial(point.key, asdict(point)) for point in points]
 
 
 def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from domext_ray.downstream.finetune.grid import gather_results, list_overtaken
-from domext_ray.downstream.finetune.training import Point
-from domext_ray.runtime.trials import Outcome, Trial, Watch
+from domext_ray.runtime.trials import Outcome, Trial, Watch, choose_arm, group_by_arm
 from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
 
@@ -39,9 +37,8 @@ class FinetuneWatch(Watch):
         self.outcomes[outcome.trial.name] = outcome
         if outcome.failure:
             self.line.keep(f"failed, the others go on: {outcome.failure}")
-        waiting = [Point(**training.trial.config) for training in self.outcomes.values() if not training.status]
-        for point in () if self.keep_all else list_overtaken(gather_results(self.outcomes.values()), waiting):
-            shutil.rmtree(self.folder / point.key, ignore_errors=True)
+        for overtaken in () if self.keep_all else list_overtaken(self.outcomes.values()):
+            shutil.rmtree(self.folder / overtaken.trial.name, ignore_errors=True)
 
     def look(self, running: Sequence[Trial]) -> object:
         """Show how far the running trainings are; return where they are."""
@@ -69,3 +66,11 @@ class FinetuneWatch(Watch):
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         return read_metrics(self.folder / f"{name}{PROGRESS}")
+
+
+def list_overtaken(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the trainings that cannot be chosen any more: another point, all of whose restarts ended, is better."""
+    ended = [outcome for arm in group_by_arm(outcomes) if all(outcome.status for outcome in arm) for outcome in arm]
+    complete = [outcome for outcome in ended if outcome.is_complete]
+    chosen = choose_arm(ended, "dev") if complete else []
+    return [outcome for outcome in complete if outcome not in chosen]

@@ -1,7 +1,7 @@
 """What the processes of a fine-tuning run do: one training of the grid, and its test -> files of the run.
 
 Enters: what all trainings of a run share, and a point of the grid. Leaves, in RUN/trainings, beside the records of
-`experiment.runner`:
+`runtime.trials`:
 
     KEY.progress.jsonl            how the training goes
     KEY/STAGE.safetensors         trained tensors
@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.finetuned import read_result, restore_stages
+from domext_ray.downstream.finetune.finetuned import restore_stages
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
@@ -31,7 +31,7 @@ from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.device import TRAINING, prepare_device
 from domext_ray.runtime.tasks import Pool
-from domext_ray.runtime.trials import Step, Trial
+from domext_ray.runtime.trials import Outcome, Step, Trial
 from domext_ray.storage import Place, new_file, open_to_others, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
@@ -62,7 +62,7 @@ def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:
 
 def _train_point(plan: FinetunePlan, point: Point) -> Step:
     device = _prepare_process(plan)
-    path = plan.trainings / f"{point.key}{PROGRESS}"
+    folder, path = plan.trainings / point.key, plan.trainings / f"{point.key}{PROGRESS}"
     with path.local().open("w", encoding="utf-8") as progress:
 
         def report(record: dict[str, Any]) -> None:
@@ -72,12 +72,12 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
 
         fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
     result = evaluate_stages(plan.task, {name: model.predict for name, model in fitted.items()}, splits=("dev",))
-    (plan.trainings / point.key).local().mkdir(exist_ok=True)
+    folder.local().mkdir(exist_ok=True)
     for name, model in fitted.items():
-        with new_file(plan.trainings / point.key / f"{name}.safetensors") as temporary:
+        with new_file(folder / f"{name}.safetensors") as temporary:
             save_file(model.tensors, temporary)
             open_to_others(temporary)
-    _write_splits(plan, point, result)
+    _write_splits(plan, folder, result)
     return {
         "dev": result.scores["dev"].get(plan.task.metric),
         "thresholds": {name: model.thresholds for name, model in fitted.items()},
@@ -91,41 +91,34 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
     }
 
 
-def score(plan: FinetunePlan, item: tuple[Point, bool]) -> Step:
+def score(plan: FinetunePlan, item: tuple[Outcome, bool]) -> Step:
     """Score a training; of the best one return what trivial baselines score, by split and name, and export it."""
-    point, is_best = item
+    training, is_best = item
     baselines: dict[str, dict[str, Any]] = {}
     if is_best:
         baselines = {
             split: {name: scored.values for name, scored in score_baselines(plan.task, split).items()}
             for split in plan.splits
         }
-    _score_point(plan, point, plan.folder / "export" if is_best and plan.config.export else None, baselines)
+    _score_training(plan, training, plan.folder / "export" if is_best and plan.config.export else None, baselines)
     return baselines
 
 
-def _score_point(plan: FinetunePlan, point: Point, export: Place | None, baselines: dict[str, Any]) -> None:
+def _score_training(plan: FinetunePlan, training: Outcome, export: Place | None, baselines: dict[str, Any]) -> None:
     """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
-    is_due = bool(plan.task.data.test) and not (plan.trainings / point.key / "test.json").exists()
+    folder = plan.trainings / training.trial.name
+    is_due = bool(plan.task.data.test) and not (folder / "test.json").exists()
     if not is_due and export is None:
         return
     device = _prepare_process(plan)
-    fitted = restore_stages(plan.start, plan.task, plan.config, plan.trainings, point, device)
-    plan.task.set_thresholds(read_result(plan.trainings, point)["task_thresholds"])
+    fitted = restore_stages(plan.start, plan.task, plan.config, plan.trainings, training, device)
+    plan.task.set_thresholds(training.reached["task_thresholds"])
     if is_due:
         predictors = {name: model.predict for name, model in fitted.items()}
-        _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",)))
+        _write_splits(plan, folder, evaluate_stages(plan.task, predictors, splits=("test",)))
     if export is not None:
-        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), baselines)
-
-
-def _read_scores(plan: FinetunePlan, point: Point) -> dict[str, Any]:
-    """What a training scored, by split, for its card."""
-    remedy = "delete it: the same command scores the model again"
-    return {
-        split: read_json(plan.trainings / point.key / f"{split}.json", remedy, {"figures": dict})["figures"]
-        for split in plan.splits
-    }
+        scores = {split: read_split(folder, split)["figures"] for split in plan.splits}
+        export_stages(plan.start, plan.task, fitted, export, scores, baselines)
 
 
 def _prepare_process(plan: FinetunePlan) -> torch.device:
@@ -133,9 +126,8 @@ def _prepare_process(plan: FinetunePlan) -> torch.device:
     return prepare_device(plan.config.scale.uses_gpu, plan.cpus, TRAINING, uses_fp32=uses_fp32)
 
 
-def _write_splits(plan: FinetunePlan, point: Point, result: StagedResult) -> None:
+def _write_splits(plan: FinetunePlan, folder: Place, result: StagedResult) -> None:
     """Write predictions, resamples and figures of the splits that were scored, the figures last."""
-    folder = plan.trainings / point.key
     for split, scored in result.scores.items():
         lines = []
         for example, prediction in zip(getattr(plan.task.data, split), result.predictions[split], strict=True):
@@ -150,3 +142,9 @@ def _write_splits(plan: FinetunePlan, point: Point, result: StagedResult) -> Non
             "notes": list(result.notes),
         }
         write_json(folder / f"{split}.json", figures)
+
+
+def read_split(folder: Place, split: str) -> dict[str, Any]:
+    """Return what a training scored on a split, given its folder: the file that `_write_splits` writes last."""
+    remedy = "delete it: the same command scores the model again"
+    return read_json(folder / f"{split}.json", remedy, {"figures": dict})

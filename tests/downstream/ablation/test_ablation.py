@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHAPE, make_random_model
-from finetuned_models import CPU, FP32
+from finetuned_models import CPU, FP32, finetune_here
 from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_data import write_relations
@@ -30,7 +30,6 @@ from domext_ray.config.finetune import (
     GridConfig,
     LabelledConfig,
     PlaceConfig,
-    TrainingScaleConfig,
 )
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
@@ -45,18 +44,11 @@ from domext_ray.downstream.ablation.spans import (
 )
 from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
 from domext_ray.downstream.finetune.comparison import read_finetuned
-from domext_ray.downstream.finetune.finetune import gather_scores
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
-from domext_ray.downstream.finetune.grid import gather_results, list_points
-from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
-from domext_ray.downstream.finetune.plan import plan_finetuning
-from domext_ray.downstream.finetune.trainings import score, train
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
-from domext_ray.runs.run_directory import TRAININGS, write_run
-from domext_ray.runtime.trials import Outcome
 from domext_ray.storage import Place
 
 SIZES = (80, 40, 20)
@@ -156,23 +148,6 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         num_resamples=100,
         export=False,
     )
-
-
-def finetune_here(config: FinetuneConfig) -> Path:
-    """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
-    (plan,) = plan_finetuning(replace(config, scale=TrainingScaleConfig(use_gpu=False)))
-    folder = Path(plan.folder)
-    (folder / TRAININGS).mkdir(parents=True)
-    (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
-    write_run(plan.folder, identity=plan.identity)
-    for trial in plan.trials:
-        plan.ledger.write(Outcome(trial, (train(plan, (trial, 0)),), "complete"))
-    results, points = gather_results(plan.ledger.list()), list_points(plan.config)
-    (baselines,) = filter(None, [score(plan, (each, each == points[0])) for each in points])
-    final = gather_scores(plan, points, points[0], baselines)
-    summary = build_summary(plan, ScoredGrid(results, results.ended[0], results.ended, final), 1.0)
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,9 @@ from domext_ray.downstream.finetune.comparison import (
 )
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
-from domext_ray.downstream.finetune.grid import GridResults, choose_point, list_overtaken
 from domext_ray.downstream.finetune.output import get_figure
 from domext_ray.downstream.finetune.plan import plan_finetuning
-from domext_ray.downstream.finetune.progress import FinetuneWatch
+from domext_ray.downstream.finetune.progress import FinetuneWatch, list_overtaken
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.families.loading import load_labelled
@@ -42,7 +41,7 @@ from domext_ray.models.exported import load_exported
 from domext_ray.models.start import load_start_model
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
-from domext_ray.runtime.trials import Outcome, Trial
+from domext_ray.runtime.trials import Outcome, Trial, choose_arm
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -265,35 +264,38 @@ def test_a_second_job_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
         run_finetuning(with_grid(config, restarts=3))
 
 
-def make_records(dev: dict[tuple[float, int], float]) -> list[dict[str, Any]]:
-    return [{"point": asdict(Point(lr, 8, 1.0, seed)), "dev": value} for (lr, seed), value in dev.items()]
+def make_outcomes(dev: dict[tuple[float, int], float], *failed: tuple[float, int]) -> list[Outcome]:
+    trials = {key: Trial(str(key), asdict(Point(key[0], 8, 1.0, key[1]))) for key in (*dev, *failed)}
+    return [
+        Outcome(trial).fail("") if key in failed else Outcome(trial, ({"dev": dev[key]},), "complete")
+        for key, trial in trials.items()
+    ]
 
 
-def test_the_point_with_the_best_mean_is_chosen_and_its_best_restart_exported() -> None:
+def test_the_point_with_the_best_mean_is_chosen() -> None:
     """Not the one with the luckiest seed."""
     dev = {(1e-3, 0): 0.9, (1e-3, 1): 0.1, (2e-3, 0): 0.6, (2e-3, 1): 0.7, (3e-3, 0): 0.7, (3e-3, 1): 0.6}
-    best, chosen = choose_point(GridResults(make_records(dev), []))
-    assert [each["point"]["lr"] for each in chosen] == [2e-3, 2e-3] and best["dev"] == 0.7
-    failed = make_records({(2e-3, 2): 0.0, (3e-3, 2): 0.0})
-    best, chosen = choose_point(GridResults(make_records(dev), failed))
-    assert best["point"]["lr"] == 1e-3 and len(chosen) == 2, "a point that fails for a seed is not the best"
-    best, _ = choose_point(GridResults(make_records(dev), [*failed, *make_records({(1e-3, 2): 0.0})]))
-    assert best["point"]["lr"] == 2e-3, "unless all do"
+    chosen = choose_arm(make_outcomes(dev), "dev")
+    assert [(each.trial.config["lr"], each.trial.config["seed"]) for each in chosen] == [(2e-3, 0), (2e-3, 1)]
+    chosen = choose_arm(make_outcomes(dev, (2e-3, 2), (3e-3, 2)), "dev")
+    assert [each.trial.config["lr"] for each in chosen] == [1e-3, 1e-3], "a point that fails for a seed is not the best"
+    chosen = choose_arm(make_outcomes(dev, (2e-3, 2), (3e-3, 2), (1e-3, 2)), "dev")
+    assert [each.trial.config["lr"] for each in chosen] == [2e-3, 2e-3], "unless all do"
 
 
 def test_tensors_are_dropped_only_where_a_whole_point_is_better() -> None:
-    points = [Point(lr, 8, 1.0, seed) for lr in (1e-3, 2e-3, 3e-3) for seed in (0, 1)]
+    points = [(lr, seed) for lr in (1e-3, 2e-3, 3e-3) for seed in (0, 1)]
 
-    def find(dev: dict[int, float], failed: tuple[int, ...] = ()) -> list[Point]:
-        records = make_records({(points[i].lr, points[i].seed): value for i, value in dev.items()})
-        failures = make_records({(points[i].lr, points[i].seed): 0.0 for i in failed})
-        waiting = [each for i, each in enumerate(points) if i not in dev and i not in failed]
-        return list_overtaken(GridResults(records, failures), waiting)
+    def find(dev: dict[int, float], failed: tuple[int, ...] = ()) -> list[str]:
+        outcomes = make_outcomes({points[i]: value for i, value in dev.items()}, *(points[i] for i in failed))
+        known = {outcome.trial.name for outcome in outcomes}
+        waiting = [Outcome(each.trial) for each in make_outcomes({}, *points) if each.trial.name not in known]
+        return [outcome.trial.name for outcome in list_overtaken([*outcomes, *waiting])]
 
     assert find({0: 0.5, 2: 0.9}) == [], "another seed may still turn it round"
     assert find({0: 0.5, 2: 0.9, 1: 0.5}) == []
-    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}) == [points[0], points[1]]
-    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}, (4, 5)) == [points[0], points[1]]
+    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}) == [str(points[0]), str(points[1])]
+    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}, (4, 5)) == [str(points[0]), str(points[1])]
 
 
 def test_a_point_given_twice_is_no_restart() -> None:
