@@ -142,7 +142,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
             return Searcher.FINISHED
         self.running[trial_id] = replace(outcome, status="", failure="", may_try_again=False, deaths=0)
         self.watch.begin(self.running[trial_id])
-        return {"name": outcome.trial.name, "trial": outcome.trial.config}
+        return {"name": outcome.name, "trial": outcome.config}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         outcome, self.trials, self.since[trial.trial_id] = self.running[trial.trial_id], trials, time.monotonic()

@@ -8,6 +8,7 @@ come at any time. What fails leaves its reason, and the others go on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,16 @@ class Outcome:
     seconds: float = 0.0  # that it held a worker, over all starts
 
     @property
+    def name(self) -> str:
+        """The trial's name."""
+        return self.trial.name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The trial's configuration."""
+        return self.trial.config
+
+    @property
     def has_ended(self) -> bool:
         """Whether it needs no more steps."""
         return bool(self.status) and not self.may_try_again
@@ -62,6 +73,12 @@ class Outcome:
     def reached(self) -> Step:
         """What its last step reached."""
         return self.steps[-1]
+
+    def get(self, figure: str, step: int = -1) -> float:
+        """Return a figure of a step, by default of the last one; NaN where that was not made or has none."""
+        is_made = -len(self.steps) <= step < len(self.steps)
+        value = self.steps[step][figure] if is_made else None
+        return math.nan if value is None else float(value)
 
     def spend(self, seconds: float) -> Outcome:
         """Return it with so much more time spent."""
@@ -86,7 +103,7 @@ class Ledger:
     def read(self, trial: Trial) -> Outcome:
         """Return what a trial has left; nothing, if its name's record is of another configuration."""
         found = self._read(trial.name) if self.find(trial.name).is_file() else None
-        is_its_own = found is not None and hash_values(found.trial.config) == hash_values(trial.config)
+        is_its_own = found is not None and hash_values(found.config) == hash_values(trial.config)
         return found if found is not None and is_its_own else Outcome(trial)
 
     def read_all(self, trials: Iterable[Trial]) -> Sequence[Outcome]:
@@ -106,9 +123,9 @@ class Ledger:
     def write(self, outcome: Outcome) -> None:
         """Keep what a trial has left."""
         values = {field: getattr(outcome, field) for field in _RECORD if field not in ("hash", "config", "steps")}
-        config = outcome.trial.config
+        config = outcome.config
         record = {"hash": hash_values(config), "config": config, "steps": [*outcome.steps], **values}
-        write_json(self.find(outcome.trial.name), record)
+        write_json(self.find(outcome.name), record)
 
 
 class Watch:
@@ -182,7 +199,7 @@ def group_by_arm(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
     """Return outcomes by arm: trials that differ in their seed alone are of one."""
     arms = dict[str, list[Outcome]]()
     for outcome in outcomes:
-        config = {name: value for name, value in outcome.trial.config.items() if name != "seed"}
+        config = {name: value for name, value in outcome.config.items() if name != "seed"}
         arms.setdefault(hash_values(config), []).append(outcome)
     return [*arms.values()]
 
@@ -195,7 +212,7 @@ def choose_arm(outcomes: Iterable[Outcome], figure: str) -> list[Outcome]:
     arms = [arm for arm in group_by_arm(outcomes) if any(outcome.is_complete for outcome in arm)]
     whole = [arm for arm in arms if all(outcome.is_complete for outcome in arm)]
     complete = [[outcome for outcome in arm if outcome.is_complete] for arm in whole or arms]
-    return max(complete, key=lambda arm: np.mean([outcome.reached[figure] for outcome in arm]))
+    return max(complete, key=lambda arm: np.mean([outcome.get(figure) for outcome in arm]))
 
 
 def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:

@@ -48,7 +48,7 @@ class Search:
 
     def list_trials(self) -> Iterator[Trial]:
         """Return the trials that have not ended, those that were begun under the name that they have."""
-        begun = {json.dumps(outcome.trial.config): outcome.trial for outcome in self.begun}
+        begun = {json.dumps(outcome.config): outcome.trial for outcome in self.begun}
         for point in self.points:
             trial = begun.setdefault(json.dumps(point), Trial(name_trial(len(begun), point), point))
             yield trial
@@ -63,16 +63,16 @@ class Search:
 
     def begin(self, outcome: Outcome) -> None:
         """Take a trial with what it has scored."""
-        if outcome.trial.name not in self.asked:
-            self.study.enqueue_trial(outcome.trial.config)
-            self.asked[outcome.trial.name] = asked = self.study.ask()
+        if outcome.name not in self.asked:
+            self.study.enqueue_trial(outcome.config)
+            self.asked[outcome.name] = asked = self.study.ask()
             self.space.suggest(asked)
         for i in range(len(outcome.steps)):
             self.judge(Outcome(outcome.trial, outcome.steps[: i + 1]))
 
     def judge(self, outcome: Outcome) -> bool:
         """Take a trial's newest rung; return whether the trial is to be stopped."""
-        asked, rung = self.asked[outcome.trial.name], len(outcome.steps) - 1
+        asked, rung = self.asked[outcome.name], len(outcome.steps) - 1
         if len(self.search.objectives) > 1 or rung + 1 == self.search.rungs:  # Optuna prunes for one objective
             return False
         asked.report(self._read(outcome)[0], self.search.reduction**rung)
@@ -80,7 +80,7 @@ class Search:
 
     def end(self, outcome: Outcome) -> None:
         """Take what a trial has reached, failed with, or was stopped at."""
-        asked, values = self.asked.pop(outcome.trial.name), self._read(outcome)
+        asked, values = self.asked.pop(outcome.name), self._read(outcome)
         if outcome.status == "failed" or any(map(math.isnan, values)):
             self.study.tell(asked, state=TrialState.FAIL)
         elif outcome.status == "pruned":
@@ -89,13 +89,12 @@ class Search:
             self.study.tell(asked, values)
 
     def _read(self, outcome: Outcome) -> list[float]:
-        found = [outcome.steps[-1][name] if outcome.steps else None for name in self.search.objectives]
-        return [math.nan if value is None else float(value) for value in found]
+        return [outcome.get(name) for name in self.search.objectives]
 
 
 def count_trials(search: SearchConfig, points: Sequence[Point], begun: Sequence[Outcome]) -> tuple[int, int]:
     """Return the trials of a sweep, and those of them that have ended; see `Search`."""
-    ended = [json.dumps(outcome.trial.config) for outcome in begun if outcome.has_ended]
+    ended = [json.dumps(outcome.config) for outcome in begun if outcome.has_ended]
     if not points:
         return max(search.trials, len(ended)), len(ended)
     return len(points), sum(json.dumps(point) in ended for point in points)

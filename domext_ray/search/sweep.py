@@ -72,8 +72,7 @@ def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorke
         if plan.config.score_base and plan.config.base != "none":
             _score_base(plan)
         _run_trials(plan, parallel, make)
-        seconds = {outcome.trial.name: outcome.seconds for outcome in plan.ledger.list()}
-        text = write_sweep_report(plan.config, plan.space, folder, seconds)
+        text = write_sweep_report(plan.config, plan.space, folder)
     print(f"\n{text}\nreport: {folder / 'sweep.html'}\nbest: {folder / 'best.yaml'}")
     return folder
 

@@ -7,9 +7,7 @@ parallel coordinates, the front of two objectives, what mattered, and where the 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,7 +34,8 @@ from domext_ray.report.page import (
 from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, Picture, draw_legend, new_picture
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
-from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
+from domext_ray.runtime.trials import Outcome, group_by_arm
+from domext_ray.search.results import TRIALS, estimate, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
 from domext_ray.storage import Place, write_json, write_text
 
@@ -61,25 +60,22 @@ TIMES = {
 }
 
 
-def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: Mapping[str, float]) -> str:
-    """Write what a sweep found, and return a short table for the terminal.
-
-    `walls` are the seconds that each trial has held its process. A RunError says that no trial was scored.
-    """
-    trials = read_trials(folder / "trials", config.search.rungs)
+def write_sweep_report(config: SweepConfig, space: Space, folder: Place) -> str:
+    """Write what a sweep found, and return a short table for the terminal; a RunError: no trial was scored."""
+    trials = read_trials(folder / TRIALS)
     objectives = config.search.objectives
     ranked = rank_trials(trials, objectives)
     if not ranked:
         reason = next((trial.failure for trial in trials if trial.failure), "their processes died")
         raise RunError(f"no trial of the sweep in {folder} was scored: {reason}")
-    time = measure_time(trials, walls)
+    time = measure_time(trials)
     importance = measure_importance(space, trials, objectives[0])
     write_text(folder / "best.yaml", dump_yaml(_configure_best(config, space, folder, ranked[0])))
     base = read_base_scores(folder) if (folder / BASE).exists() else None
     summary = {
         "base": base["f1"] if base else None,
         "best": _describe(ranked[0]),
-        "front": [trial.id for trial in find_front(trials, objectives)] if len(objectives) > 1 else [],
+        "front": [trial.name for trial in find_front(trials, objectives)] if len(objectives) > 1 else [],
         "importance": importance,
         "time": time,
         "trials": [_describe(trial) for trial in [*ranked, *(other for other in trials if other not in ranked)]],
@@ -109,21 +105,21 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: 
 
 
 def describe_best(
-    trials: Sequence[TrialResult], ranked: Sequence[TrialResult], objective: str, base: dict[str, Any] | None
+    trials: Sequence[Outcome], ranked: Sequence[Outcome], objective: str, base: dict[str, Any] | None
 ) -> str:
     """Return in one sentence what is best, and whether its interval tells it from the runner-up and the base."""
-    best, found = ranked[0], ranked[0].estimate(objective)
+    best, found = ranked[0], estimate(ranked[0], objective)
     reached = f"{name_objective(objective, trials)} {_show(objective, found)}"
-    said = f"Best of {len(trials)} trials: {reached} with {describe_point(best.point)}"
-    others = {trial.id: trial.estimate(objective) for trial in ranked[1:2]}
+    said = f"Best of {len(trials)} trials: {reached} with {describe_point(best.config)}"
+    others = {trial.name: estimate(trial, objective) for trial in ranked[1:2]}
     others |= {"the base as it is": Estimate(base["f1"], *base["f1_interval"])} if base and objective == "f1" else {}
     close = [name for name, estimate in others.items() if estimate.interval and not subtract(found, estimate).is_apart]
     return said + (f"; not distinguishable from {' and '.join(close)}." if close else ".")
 
 
-def name_objective(objective: str, trials: Sequence[TrialResult]) -> str:
+def name_objective(objective: str, trials: Sequence[Outcome]) -> str:
     """Return what an objective is called: f1 is F1 only where the metric of every set is one."""
-    figures = (rung["figure"] for trial in trials for rung in trial.rungs)
+    figures = (rung["figure"] for trial in trials for rung in trial.steps)
     return f"{next(figures, 'downstream score')} on dev" if objective == "f1" else NAMES[objective]
 
 
@@ -132,10 +128,10 @@ def read_base_scores(folder: Place) -> dict[str, Any]:
     return read_json(folder / BASE, "delete it: the same command scores the base again", {"f1": NUMBER, "figure": str})
 
 
-def _configure_best(config: SweepConfig, space: Space, folder: Place, best: TrialResult) -> PretrainConfig:
+def _configure_best(config: SweepConfig, space: Space, folder: Place, best: Outcome) -> PretrainConfig:
     """Return the best trial's pre-training, as a training job takes it: without the sweep's places."""
-    trained = read_config(folder / "trials" / best.id, SettledConfig)
-    pretrain = configure(config, space, best.point).pretrain
+    trained = read_config(folder / TRIALS / best.name, SettledConfig)
+    pretrain = configure(config, space, best.config).pretrain
     return replace(
         pretrain,
         run=replace(RunConfig(), name=f"{folder.name}-best"),
@@ -144,20 +140,20 @@ def _configure_best(config: SweepConfig, space: Space, folder: Place, best: Tria
     )
 
 
-def _describe(trial: TrialResult) -> dict[str, Any]:
+def _describe(trial: Outcome) -> dict[str, Any]:
     return {
-        "id": trial.id,
-        "point": trial.point,
+        "id": trial.name,
+        "point": trial.config,
         "status": trial.status,
         **({"failure": trial.failure} if trial.failure else {}),
-        "rungs": list(trial.rungs),
+        "rungs": list(trial.steps),
     }
 
 
-def measure_time(trials: Sequence[TrialResult], walls: Mapping[str, float]) -> dict[str, float]:
+def measure_time(trials: Sequence[Outcome]) -> dict[str, float]:
     """Return where the seconds of all trials' processes went; "overhead_frac" is what was none of the three."""
-    spent = {name: sum(rung["seconds"][name] for trial in trials for rung in trial.rungs) for name in BUSY}
-    wall = sum(walls.get(trial.id, 0.0) for trial in trials)
+    spent = {name: sum(rung["seconds"][name] for trial in trials for rung in trial.steps) for name in BUSY}
+    wall = sum(trial.seconds for trial in trials)
     overhead = max(wall - sum(spent.values()), 0.0)
     return {**spent, "overhead": overhead, "total": wall, "overhead_frac": overhead / wall if wall else 0.0}
 
@@ -167,15 +163,15 @@ def _list_time(time: Mapping[str, float]) -> list[tuple[str, str]]:
     return [*rows, ("share that is neither training nor scoring", f"{time['overhead_frac']:.1%}")]
 
 
-def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _list_rows(ranked: Sequence[Outcome], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     shown = list(dict.fromkeys([*objectives, "f1", "general_accuracy", "trainable", "tokens_per_second"]))
     header = ["trial", "scored at", *(name_objective(name, ranked) for name in shown), "point"]
     rows = [
         [
-            trial.id,
-            f"{trial.rungs[-1]['step']:,}/{trial.rungs[-1]['steps']:,}",
-            *(_show(name, trial.estimate(name)) for name in shown),
-            describe_point(trial.point),
+            trial.name,
+            f"{trial.steps[-1]['step']:,}/{trial.steps[-1]['steps']:,}",
+            *(_show(name, estimate(trial, name)) for name in shown),
+            describe_point(trial.config),
         ]
         for trial in ranked
     ]
@@ -192,7 +188,7 @@ def _show(objective: str, found: Estimate) -> str:
 def _list_pictures(
     config: SweepConfig,
     space: Space,
-    trials: Sequence[TrialResult],
+    trials: Sequence[Outcome],
     importance: Mapping[str, float],
     base: dict[str, Any] | None,
 ) -> list[Picture]:
@@ -200,8 +196,8 @@ def _list_pictures(
     second = search.objectives[1] if len(search.objectives) > 1 else "trainable" if first != "trainable" else "f1"
     name, other = name_objective(first, trials), name_objective(second, trials)
     best = rank_trials(trials, search.objectives)[0]
-    reached = f"The best trial, {best.id}, has {name} {_show(first, best.estimate(first))}"
-    front = ", ".join(trial.id for trial in find_front(trials, (first, second)))
+    reached = f"The best trial, {best.name}, has {name} {_show(first, estimate(best, first))}"
+    front = ", ".join(trial.name for trial in find_front(trials, (first, second)))
     pictures: list[Picture] = []
 
     def add(draw: Callable[[Axes], None], caption: str, alt: str, *, is_wide: bool = False) -> None:
@@ -210,7 +206,7 @@ def _list_pictures(
     add(
         lambda axes: draw_sizes(axes, search, space, trials, base),
         "Trials of the whole budget, with 95 % intervals over dev's documents; seeds of one point share a mean.",
-        f"{name} of {len(trials)} trials by {search.axis or 'size'}. {reached} with {describe_point(best.point)}.",
+        f"{name} of {len(trials)} trials by {search.axis or 'size'}. {reached} with {describe_point(best.config)}.",
     )
     if search.rungs > 1:
         alt = f"{name} of every trial at {search.rungs} rungs. {reached} at the last one."
@@ -237,7 +233,7 @@ def _list_pictures(
 
 
 def draw_sizes(
-    axes: Axes, search: SearchConfig, space: Space, trials: Sequence[TrialResult], base: dict[str, Any] | None
+    axes: Axes, search: SearchConfig, space: Space, trials: Sequence[Outcome], base: dict[str, Any] | None
 ) -> None:
     """Draw the first objective by trained parameters, or along --search.axis: with modules' sizes, exBERT's Figure 2.
 
@@ -245,23 +241,20 @@ def draw_sizes(
     """
     objective = search.objectives[0]
     along = next((dimension for dimension in space.dimensions if dimension.name == search.axis), None)
-    scored = [trial for trial in trials if trial.status == "complete"]
+    scored = [trial for trial in trials if trial.is_complete]
     scored = [trial for trial in scored if not math.isnan(trial.get(objective) + _find_size(trial, along))]
-    for value, color in zip(dict.fromkeys(trial.point.get(search.curves) for trial in scored), itertools.cycle(COLORS)):
-        own = [trial for trial in scored if trial.point.get(search.curves) == value]
-        groups: dict[str, list[TrialResult]] = defaultdict(list)
+    curves = dict.fromkeys(trial.config.get(search.curves) for trial in scored)
+    for value, color in zip(curves, itertools.cycle(COLORS)):
+        own = [trial for trial in scored if trial.config.get(search.curves) == value]
+        arms = group_by_arm(own)
         for trial in own:
-            groups[json.dumps({name: other for name, other in trial.point.items() if name != "seed"})].append(trial)
             axes.plot(_find_size(trial, along), trial.get(objective), "o", color=color, alpha=0.45, markersize=5)
-            found = trial.estimate(objective)
+            found = estimate(trial, objective)
             if found.interval:
                 place = [_find_size(trial, along)] * 2  # lines, which the legend keeps away from
                 axes.plot(place, found.interval, color=color, alpha=0.45, linewidth=1)
-        if search.curves or len(groups) < len(own):
-            means = [
-                (_find_size(group[0], along), np.mean([one.get(objective) for one in group]))
-                for group in groups.values()
-            ]
+        if search.curves or len(arms) < len(own):
+            means = [(_find_size(arm[0], along), np.mean([trial.get(objective) for trial in arm])) for arm in arms]
             label = f"{search.curves} {value}" if search.curves else None
             axes.plot(*zip(*sorted(means), strict=True), color=color, linewidth=1.6, label=label)
     pruned = [trial for trial in trials if trial.status == "pruned"]
@@ -285,11 +278,11 @@ def draw_sizes(
     )
 
 
-def _find_size(trial: TrialResult, along: Dimension | None) -> float:
+def _find_size(trial: Outcome, along: Dimension | None) -> float:
     """Return a trial's trained parameters, or its place along a dimension; NaN where that does not hold."""
     if along is None:
         return trial.get("trainable")
-    return _locate(along, trial.point[along.name]) if along.name in trial.point else math.nan
+    return _locate(along, trial.config[along.name]) if along.name in trial.config else math.nan
 
 
 def _locate(dimension: Dimension, value: Any) -> float:
@@ -302,11 +295,11 @@ def _locate(dimension: Dimension, value: Any) -> float:
         return float(dimension.choices.index(value))
 
 
-def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> None:
+def _draw_rungs(axes: Axes, trials: Sequence[Outcome], objective: str) -> None:
     for trial in trials:
-        steps = [rung["step"] / rung["steps"] for rung in trial.rungs]
-        values = [math.nan if rung[objective] is None else rung[objective] for rung in trial.rungs]
-        color = BLUE if trial.status == "complete" else MUTED
+        steps = [rung["step"] / rung["steps"] for rung in trial.steps]
+        values = [trial.get(objective, rung) for rung in range(len(trial.steps))]
+        color = BLUE if trial.is_complete else MUTED
         axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
     axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
     axes.plot([], [], "-o", color=MUTED, label="pruned", markersize=4)
@@ -316,13 +309,13 @@ def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> No
     axes.set(title=f"{name} at the rungs", xlabel="share of the budget", ylabel=name)
 
 
-def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], objective: str) -> None:
+def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[Outcome], objective: str) -> None:
     scored = [trial for trial in trials if not math.isnan(trial.get(objective))]
     scored.sort(key=lambda each: each.get(objective), reverse=OBJECTIVES[objective] == "min")
     values = np.array([trial.get(objective) for trial in scored])
     low, high = values.min(), values.max()
     for rank, trial in enumerate(scored):
-        places = [_place(dimension, trial.point.get(dimension.name)) for dimension in space.dimensions]
+        places = [_place(dimension, trial.config.get(dimension.name)) for dimension in space.dimensions]
         places.append((trial.get(objective) - low) / (high - low) if high > low else 0.5)
         shade = 0.12 + 0.88 * (rank + 1) / len(scored)
         held = [(i, place) for i, place in enumerate(places) if not math.isnan(place)]
@@ -359,8 +352,8 @@ def _describe_ends(dimension: Dimension) -> tuple[str, str]:
     return f"{dimension.low:.3g}", f"{dimension.high:.3g}"
 
 
-def _draw_front(axes: Axes, trials: Sequence[TrialResult], first: str, second: str) -> None:
-    complete = [trial for trial in trials if trial.status == "complete"]
+def _draw_front(axes: Axes, trials: Sequence[Outcome], first: str, second: str) -> None:
+    complete = [trial for trial in trials if trial.is_complete]
     front = sorted(find_front(trials, (first, second)), key=lambda each: each.get(second))
     for own, style, color in ((complete, "o", MUTED), (front, "-o", ORANGE)):
         axes.plot([trial.get(second) for trial in own], [trial.get(first) for trial in own], style, color=color)

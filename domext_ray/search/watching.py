@@ -32,24 +32,24 @@ class SweepWatch(Watch):
     def begin(self, outcome: Outcome) -> None:
         """Begin a trial, or go on with it."""
         self.search.begin(outcome)
-        name = outcome.trial.name
-        tracked = Tracked(self.folder / TUNE / name, self.folder, outcome.trial.config)
+        name = outcome.name
+        tracked = Tracked(self.folder / TUNE / name, self.folder, outcome.config)
         self.begun[name] = Tracking(self.trackers, tracked, self._list_scores(outcome), self._leave)
 
     def step(self, outcome: Outcome) -> bool:
         """Hand on what a rung has scored; return whether its trial is to be stopped."""
-        self.begun[outcome.trial.name].write(self._list_scores(outcome)[-1])
+        self.begun[outcome.name].write(self._list_scores(outcome)[-1])
         return self.search.judge(outcome)
 
     def end(self, outcome: Outcome) -> None:
         """Say what a trial scored, or why it failed."""
         self.search.end(outcome)
-        self.begun[outcome.trial.name].write(CLOSE)
+        self.begun[outcome.name].write(CLOSE)
         objectives, last = self.search.search.objectives, outcome.steps[-1] if outcome.steps else {}
         figures = ", ".join(f"{name} {last[name]:.4g}" for name in objectives if last.get(name) is not None)
         resource = self._list_scores(outcome)[-1]["step"] if outcome.steps else 0
         self.line.keep(
-            f"[{self.num_ended} of {self.number}] {describe_point(outcome.trial.config)}: "
+            f"[{self.num_ended} of {self.number}] {describe_point(outcome.config)}: "
             f"{outcome.failure or figures} (resource {resource}, {outcome.seconds:.0f} s; {self.describe_left()})"
         )
 

@@ -113,7 +113,7 @@ def try_rates(place: Workplace, arm: Arm) -> dict[float, float | None]:
         shutil.rmtree(place.locate(f"rate-{trial.name}") / folder, ignore_errors=True)
     if not any(outcome.steps for outcome in outcomes):
         raise TrainingError(f"training of {arm.name} diverged at every rate of --rates; give lower ones.")
-    return {outcome.trial.config["rate"]: outcome.steps[0]["bits"] if outcome.steps else None for outcome in outcomes}
+    return {outcome.config["rate"]: outcome.steps[0]["bits"] if outcome.steps else None for outcome in outcomes}
 
 
 def choose_rate(tried: Mapping[float, float | None]) -> float:

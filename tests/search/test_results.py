@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,32 +16,34 @@ from matplotlib.figure import Figure
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.sweep import SearchConfig, SweepConfig
 from domext_ray.runtime.trials import Ledger, Outcome, Trial
-from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
+from domext_ray.search.results import find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep_report import draw_sizes, measure_time, write_sweep_report
 from domext_ray.storage import Place
 
 
-def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2, **point: Any) -> TrialResult:
+def make_trial(
+    name: str, f1: float | None, trainable: int = 10, rungs: int = 2, seconds: float = 10.0, **point: Any
+) -> Outcome:
     record: dict[str, Any] = {"figure": "F1", "f1": f1, "trainable": trainable, "general_accuracy": 0.3, "steps": 9}
     record |= {"tokens_per_second": 100.0, "seconds": {"train": 1.0, "evaluate": 0.5, "finetune": 2.0}}
     record |= {"f1_interval": None if f1 is None else [f1 - 0.1, f1 + 0.1]}
-    return TrialResult(name, point, tuple({**record, "rung": i, "step": 3 ** (i + 1)} for i in range(rungs)), 2)
+    steps = tuple({**record, "rung": i, "step": 3 ** (i + 1)} for i in range(rungs))
+    return Outcome(Trial(name, point), steps, "complete" if rungs == 2 else "pruned", seconds=seconds)
 
 
 def test_those_of_the_whole_budget_come_first() -> None:
     trials = [make_trial("a", 0.9, rungs=1), make_trial("b", 0.5), make_trial("c", 0.7), make_trial("d", None)]
-    trials.append(TrialResult("e", {}, (), 2, "no size meets the budget"))
-    assert [trial.id for trial in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
-    assert [trial.status for trial in trials] == ["pruned", "complete", "complete", "complete", "failed"]
+    trials.append(Outcome(Trial("e", {})).fail("no size meets the budget"))
+    assert [trial.name for trial in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
     small = [make_trial("a", 0.5, 30), make_trial("b", 0.5, 20)]
-    assert [trial.id for trial in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
+    assert [trial.name for trial in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
 
 
 def test_the_front_has_what_nothing_beats_in_both() -> None:
     random = np.random.default_rng(0)
     trials = [make_trial(str(i), float(random.random()), int(random.integers(100))) for i in range(60)]
-    front = {best.id for best in find_front(trials, ("f1", "trainable"))}
+    front = {best.name for best in find_front(trials, ("f1", "trainable"))}
     for trial in trials:
         beaten = any(
             other.get("f1") >= trial.get("f1")
@@ -48,7 +51,7 @@ def test_the_front_has_what_nothing_beats_in_both() -> None:
             and (other.get("f1"), other.get("trainable")) != (trial.get("f1"), trial.get("trainable"))
             for other in trials
         )
-        assert beaten == (trial.id not in front)
+        assert beaten == (trial.name not in front)
 
 
 def test_importance_finds_the_dimension_that_matters() -> None:
@@ -58,13 +61,13 @@ def test_importance_finds_the_dimension_that_matters() -> None:
     found = measure_importance(space, trials, "f1")
     assert found["method.heads"] > 0.9 and sum(found.values()) == pytest.approx(1.0)
     assert measure_importance(space, trials[:3], "f1") == {}, "too few"
-    stopped = [TrialResult(trial.id, trial.point, trial.rungs[:1], 2) for trial in trials[2:]]
+    stopped = [replace(trial, steps=trial.steps[:1], status="pruned") for trial in trials[2:]]
     assert measure_importance(space, [*trials[:2], *stopped], "f1")["method.heads"] > 0.9, "at the first rung"
-    assert measure_importance(space, [make_trial(trial.id, 0.5, **trial.point) for trial in trials], "f1") == {}
+    assert measure_importance(space, [make_trial(trial.name, 0.5, **trial.config) for trial in trials], "f1") == {}
 
 
 def test_overhead_is_what_is_neither_training_nor_scoring() -> None:
-    time = measure_time([make_trial("a", 0.5), make_trial("b", 0.4)], {"a": 8.0, "b": 12.0})
+    time = measure_time([make_trial("a", 0.5, seconds=8.0), make_trial("b", 0.4, seconds=12.0)])
     assert time["train"] == 4.0 and time["finetune"] == 8.0 and time["total"] == 20.0
     assert time["overhead"] == pytest.approx(6.0) and time["overhead_frac"] == pytest.approx(0.3)
 
@@ -73,9 +76,11 @@ def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
     ledger = Ledger(Place(tmp_path))
     ledger.write(Outcome(Trial("t0", {"method.heads": 0}), ({"step": 2, "f1": 0.25},)))
     ledger.write(Outcome(Trial("t1", {"method.heads": 1})).fail("too large"))
-    first, second = read_trials(Place(tmp_path), 2)
-    assert first.status == "pruned" and first.get("f1") == 0.25 and first.point == {"method.heads": 0}
+    ledger.write(Outcome(Trial("t2", {"method.heads": 2})))
+    first, second, third = read_trials(Place(tmp_path))
+    assert first.status == "pruned" and first.get("f1") == 0.25 and first.config == {"method.heads": 0}
     assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
+    assert third.status == "unfinished"
 
 
 def test_the_objective_is_drawn_along_a_dimension() -> None:
@@ -108,11 +113,11 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
     space = read_space(values)
     for i, point in enumerate(islice(space.sample(0), 12)):
         trial = make_trial(f"t{i:02}", 0.2 + 0.1 * point["method.heads"] + 0.01 * i, 10 + i, rungs=1 + i % 2, **point)
-        folder = tmp_path / "trials" / trial.id
+        folder = tmp_path / "trials" / trial.name
         folder.mkdir(parents=True)
-        Ledger(Place(folder.parent)).write(Outcome(Trial(trial.id, point), trial.rungs))
+        Ledger(Place(folder.parent)).write(trial)
         (folder / "config.yaml").write_text("train: {max_steps: 9}\noptim: {decay_steps: 9}\n")
-    table = write_sweep_report(config, space, Place(tmp_path), {f"t{i:02}": 10.0 for i in range(12)})
+    table = write_sweep_report(config, space, Place(tmp_path))
     page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 5 and 'src="http' not in page and 'href="http' not in page
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -425,7 +425,7 @@ def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 
 
 
 def list_scored(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {trial.id: list(trial.rungs) for trial in read_trials(Place(folder / "trials"), 3) if trial.rungs}
+    return {trial.name: list(trial.steps) for trial in read_trials(Place(folder / "trials")) if trial.steps}
 
 
 @pytest.mark.jobs

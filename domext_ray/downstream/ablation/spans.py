@@ -215,7 +215,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
 
 def _check_study(ledger: Ledger, identity: Mapping[str, Any]) -> None:
     for outcome in ledger.list():
-        found = {name: value for name, value in outcome.trial.config.items() if name not in ("first", "last")}
+        found = {name: value for name, value in outcome.config.items() if name not in ("first", "last")}
         if differing := describe_other(found, identity):
             raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
 

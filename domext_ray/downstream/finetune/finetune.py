@@ -135,8 +135,8 @@ def train_grid(plan: FinetunePlan) -> Sequence[Outcome]:
 def score_grid(plan: FinetunePlan, outcomes: Sequence[Outcome]) -> ScoredGrid:
     """Choose a point by dev, score its restarts on test, and export the best of them."""
     chosen = _restore_tensors(plan, choose_arm(outcomes, "dev"))
-    best = max(chosen, key=lambda outcome: outcome.reached["dev"])
-    tasks = [Task(i, (outcome, outcome is best), 1.0, outcome.trial.name) for i, outcome in enumerate(chosen)]
+    best = max(chosen, key=lambda outcome: outcome.get("dev"))
+    tasks = [Task(i, (outcome, outcome is best), 1.0, outcome.name) for i, outcome in enumerate(chosen)]
     said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
     (baselines,) = filter(None, run_tasks(partial(score, plan), tasks, None, **said, **shares))  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) ->
 
 def _write_mistakes(plan: FinetunePlan, scored: ScoredGrid) -> dict[str, Any]:
     """Write errors.html, what the exported model got wrong on dev, and return how much it is, by kind."""
-    best, metric = scored.best.trial.name, plan.task.metric
+    best, metric = scored.best.name, plan.task.metric
     lines = (plan.trainings / best / "dev.predictions.jsonl").read_text(encoding="utf-8").splitlines()
     report = write_mistakes(
         plan.folder / ERRORS,
@@ -185,15 +185,15 @@ def gather_scores(
     baselines: dict[str, dict[str, dict[str, Any]]],
 ) -> ScoredGrid:
     """Read what the chosen trainings scored, and write the predictions of the best and the resamples of all."""
-    folders = {outcome.trial.name: plan.trainings / outcome.trial.name for outcome in chosen}
-    own, samples, splits = folders[best.trial.name], dict[str, Resampled](), dict[str, dict[str, Any]]()
+    folders = {outcome.name: plan.trainings / outcome.name for outcome in chosen}
+    own, samples, splits = folders[best.name], dict[str, Resampled](), dict[str, dict[str, Any]]()
     lines = [(own / f"{split}.predictions.jsonl").read_text(encoding="utf-8") for split in plan.splits]
     write_text(plan.folder / "predictions.jsonl", "".join(lines))
     for split in plan.splits:
         read = {name: read_split(folder, split) for name, folder in folders.items()}
         values = [get_figure(record["figures"], plan.task.metric) for record in read.values()]
         drawn = np.stack([np.load(folder / f"{split}.npy") for folder in folders.values()])
-        splits[split] = read[best.trial.name]
+        splits[split] = read[best.name]
         samples[split] = Resampled(np.array(values), drawn, splits[split]["figures"]["clusters"])
     write_resamples(plan.folder, samples)
     return ScoredGrid(outcomes, chosen, best, splits, samples, baselines)
@@ -223,7 +223,7 @@ def _restore_tensors(plan: FinetunePlan, chosen: Sequence[Outcome]) -> Sequence[
     lost = [
         outcome.trial
         for outcome in chosen
-        if not all((plan.trainings / outcome.trial.name / name).is_file() for name in names)
+        if not all((plan.trainings / outcome.name / name).is_file() for name in names)
     ]
     if not lost:
         return chosen

@@ -74,7 +74,7 @@ def restore_stages(
     device: torch.device,
 ) -> dict[str, Fitted]:
     """Make the models of one training again, by the name of their stage."""
-    point, thresholds = Point(**training.trial.config), training.reached["thresholds"]
+    point, thresholds = Point(**training.config), training.reached["thresholds"]
     return {
         name: restore_task(
             start,

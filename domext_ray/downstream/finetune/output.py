@@ -114,7 +114,7 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "dev": figures["dev"],
         "test": figures.get("test", {}),
         "restarts": {
-            "seeds": [outcome.trial.config["seed"] for outcome in scored.chosen],
+            "seeds": [outcome.config["seed"] for outcome in scored.chosen],
             **{
                 split: {
                     "values": sample.values.tolist(),
@@ -128,16 +128,15 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "baselines": scored.baselines,
         "steps": {split: record["steps"] for split, record in scored.splits.items()},
         "best": {
-            "point": best.trial.config,
+            "point": best.config,
             **_pick(best, *_EPOCHS, "thresholds"),
             "chosen_by": f"mean of {metric} on dev over restarts",
         },
         "trainings": [
-            {**outcome.trial.config, **_pick(outcome, "dev", "steps", "train_seconds", *_EPOCHS)}
-            for outcome in complete
+            {**outcome.config, **_pick(outcome, "dev", "steps", "train_seconds", *_EPOCHS)} for outcome in complete
         ],
         "failed": [
-            {**outcome.trial.config, "reason": outcome.failure, "may_try_again": outcome.may_try_again}
+            {**outcome.config, "reason": outcome.failure, "may_try_again": outcome.may_try_again}
             for outcome in scored.outcomes
             if not outcome.is_complete
         ],

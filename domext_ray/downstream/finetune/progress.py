@@ -25,20 +25,18 @@ class FinetuneWatch(Watch):
     def __init__(self, folder: Place, stages: Sequence[str], outcomes: Sequence[Outcome], *, keep_all: bool) -> None:
         self.folder, self.stages, self.keep_all = folder, stages, keep_all
         self.place: list[Any] = []
-        self.outcomes = {
-            outcome.trial.name: outcome if outcome.has_ended else Outcome(outcome.trial) for outcome in outcomes
-        }
+        self.outcomes = {outcome.name: outcome if outcome.has_ended else Outcome(outcome.trial) for outcome in outcomes}
         super().__init__(len(outcomes), sum(outcome.has_ended for outcome in outcomes))
         if self.num_kept:
             self.line.keep(f"{self.num_kept} of {self.number} trainings have ended before.")
 
     def end(self, outcome: Outcome) -> None:
         """Say why a training failed, and drop the tensors of those that are overtaken."""
-        self.outcomes[outcome.trial.name] = outcome
+        self.outcomes[outcome.name] = outcome
         if outcome.failure:
             self.line.keep(f"failed, the others go on: {outcome.failure}")
         for overtaken in () if self.keep_all else list_overtaken(self.outcomes.values()):
-            shutil.rmtree(self.folder / overtaken.trial.name, ignore_errors=True)
+            shutil.rmtree(self.folder / overtaken.name, ignore_errors=True)
 
     def look(self, running: Sequence[Trial]) -> object:
         """Show how far the running trainings are; return where they are."""

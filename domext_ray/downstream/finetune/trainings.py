@@ -106,7 +106,7 @@ def score(plan: FinetunePlan, item: tuple[Outcome, bool]) -> Step:
 
 def _score_training(plan: FinetunePlan, training: Outcome, export: Place | None, baselines: dict[str, Any]) -> None:
     """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
-    folder = plan.trainings / training.trial.name
+    folder = plan.trainings / training.name
     is_due = bool(plan.task.data.test) and not (folder / "test.json").exists()
     if not is_due and export is None:
         return
