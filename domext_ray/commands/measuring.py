@@ -87,7 +87,7 @@ run that other jobs accept as a model. The same command resumes the sweep.""",
 
 
 def _ablate(config: AblateConfig) -> None:
-    from domext_ray.downstream.ablation import report, spans, sweeps
+    from domext_ray.downstream.ablation import arms, report, spans
 
     if config.study == "spans":
         work = spans.prepare_spans(config)
@@ -96,12 +96,12 @@ def _ablate(config: AblateConfig) -> None:
             return
         folder, table = work.folder, report.write_spans(spans.study_spans(work), work.folder)
     else:
-        entries = sweeps.plan_sweep(config)
+        planned = arms.plan_arms(config)
         if config.dry_run:
-            print(sweeps.describe_sweep(config, entries))
+            print(arms.describe_arms(config, planned))
             return
-        folder = sweeps.find_sweep_folder(config)
-        table = report.write_sweep(sweeps.run_sweep(config, entries), folder)
+        folder = arms.find_folder(config)
+        table = report.write_arms(config.study, planned, arms.train_arms(planned), folder)
     print(f"{table}\nfigures, table and picture: {folder}")
 
 

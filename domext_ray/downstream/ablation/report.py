@@ -1,7 +1,7 @@
 """Studies of bottlenecks become tables and pictures in the form of the paper's (Houlsby et al. figures 1, 4 and 6).
 
-Enters: a `SpanStudy` or a `Sweep`. Leaves: spans.md and spans.png (heat map over first and last removed layer), or
-sigma.json, .md and .png (metric over the initial magnitude), or size.json, .md and .png (metric over trained
+Enters: a `SpanStudy`, or arms with their runs. Leaves: spans.md and spans.png (heat map over first and last removed
+layer), or sigma.json, .md and .png (metric over the initial magnitude), or size.json, .md and .png (metric over trained
 parameters).
 """
 
@@ -15,23 +15,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
+from domext_ray.downstream.ablation.arms import BOTTLENECKS, EVERYTHING, LAYER_NORMS, TOP_LAYERS, Arm, choose_reference
 from domext_ray.downstream.ablation.spans import Span, SpanStudy
-from domext_ray.downstream.ablation.sweeps import (
-    BOTTLENECKS,
-    EVERYTHING,
-    LAYER_NORMS,
-    TOP_LAYERS,
-    Sweep,
-    SweepResult,
-)
-from domext_ray.downstream.finetune.comparison import compare_finetuned, tabulate_finetuned
+from domext_ray.downstream.finetune.comparison import ScoredRun, compare_finetuned, tabulate_finetuned
 from domext_ray.families.metrics.scores import flatten
 from domext_ray.intervals import Estimate
 from domext_ray.report.compare import Line, tabulate
 from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
 from domext_ray.storage import Place, write_json, write_text
 
-Found: TypeAlias = tuple[SweepResult, Line]
+Found: TypeAlias = tuple[Arm, ScoredRun, Line]
+"""What was trained, what it reached, and how that differs from the reference."""
 MAX_ANNOTATED_LAYERS = 12
 FAMILY_COLORS = {BOTTLENECKS: BLUE, TOP_LAYERS: ORANGE, LAYER_NORMS: GREEN, EVERYTHING: VIOLET}
 LOSSES = LinearSegmentedColormap.from_list("losses", ["#5c2410", ORANGE, "#f0c9ae", "#fbf6f2"])
@@ -111,77 +105,75 @@ def _write_change(axes: Axes, row: int, column: int, change: float, lowest: floa
     axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
 
 
-def write_sweep(sweep: Sweep, folder: Place) -> str:
-    """Write a sweep's figures, table and picture; return the Markdown."""
-    results = [sweep.reference, *(result for result in sweep.results if result is not sweep.reference)]
-    runs = [result.run for result in results]
-    lines = compare_finetuned(runs, [result.entry.name for result in results])
-    rates = ", ".join(f"{result.entry.name} {result.run.summary['best']['point']['lr']:g}" for result in results)
+def write_arms(study: str, arms: Sequence[Arm], runs: Sequence[ScoredRun], folder: Place) -> str:
+    """Write the figures, table and picture of arms and their runs; return the Markdown."""
+    reference = choose_reference(arms)
+    pairs = sorted(zip(arms, runs, strict=True), key=lambda pair: pair[0] is not reference)
+    ordered, names = [run for _, run in pairs], [arm.name for arm, _ in pairs]
+    lines = compare_finetuned(ordered, names)
+    rates = ", ".join(f"{arm.name} {run.summary['best']['point']['lr']:g}" for arm, run in pairs)
     note = f"Trained parameters include the task's head. Rates that dev chose: {rates}."
-    text = f"{tabulate_finetuned(runs, lines).show()}\n\n{note}\n"
-    by_name = {line.name: line for line in lines}
-    found = [(result, by_name[result.entry.name]) for result in sweep.results]
-    write_json(folder / f"{sweep.study}.json", to_results(sweep, found))
-    write_text(folder / f"{sweep.study}.md", text)
-    with new_picture(folder / f"{sweep.study}.png", (8.6, 5.2)) as figure:
+    text = f"{tabulate_finetuned(ordered, lines).show()}\n\n{note}\n"
+    found = [(arm, run, lines[names.index(arm.name)]) for arm, run in zip(arms, runs, strict=True)]
+    write_json(folder / f"{study}.json", to_results(study, found, *pairs[0]))
+    write_text(folder / f"{study}.md", text)
+    with new_picture(folder / f"{study}.png", (8.6, 5.2)) as figure:
         axes = figure.subplots()
         axes.set_xscale("log")
-        _plot_families(axes, sweep, found)
-        run, summary = sweep.reference.run, sweep.reference.run.summary
+        _plot_families(axes, found, ordered[0], is_sigma=study == "sigma")
+        summary = ordered[0].summary
         axes.set(title=f"{summary['model']['name']} on {summary['set']['name']}")
-        axes.set_ylabel(f"{summary['metric']} on {run.split} (bars: 95 % intervals)")
+        axes.set_ylabel(f"{summary['metric']} on {ordered[0].split} (bars: 95 % intervals)")
         draw_legend(axes)
     return text
 
 
-def to_results(sweep: Sweep, found: Sequence[Found]) -> dict[str, Any]:
-    """Return a sweep's figures as plain values."""
-    summary = sweep.reference.run.summary
+def to_results(study: str, found: Sequence[Found], reference: Arm, run: ScoredRun) -> dict[str, Any]:
+    """Return a study's figures as plain values; `run` is the reference's."""
     return {
-        "study": sweep.study,
-        **{name: summary[name] for name in ("set", "model", "metric")},
-        "split": sweep.reference.run.split,
-        "reference": sweep.reference.entry.name,
-        "majority": _find_majority(sweep.reference),
-        "runs": [_describe(*pair) for pair in found],
+        "study": study,
+        **{name: run.summary[name] for name in ("set", "model", "metric")},
+        "split": run.split,
+        "reference": reference.name,
+        "majority": _find_majority(run),
+        "runs": [_describe(*own) for own in found],
     }
 
 
-def _describe(result: SweepResult, line: Line) -> dict[str, Any]:
+def _describe(arm: Arm, run: ScoredRun, line: Line) -> dict[str, Any]:
     change = line.difference or Estimate(0.0, 0.0, 0.0)
     return {
         "name": line.name,
-        "family": result.entry.family,
-        "value": None if math.isnan(result.entry.value) else result.entry.value,
-        "trained": result.num_trained,
+        "family": arm.family,
+        "value": None if math.isnan(arm.value) else arm.value,
+        "trained": run.num_trained,
         "mean": line.figure.value,
-        "sd": result.run.sample.sd,
+        "sd": run.sample.sd,
         "values": list(line.values),
         "interval": line.figure.interval,
         "difference": {"value": change.value, "interval": change.interval, "p_value": change.p_value},
-        "point": result.run.summary["best"]["point"],
-        "dev": result.run.summary["restarts"]["dev"]["mean"],
+        "point": run.summary["best"]["point"],
+        "dev": run.summary["restarts"]["dev"]["mean"],
     }
 
 
-def _find_majority(result: SweepResult) -> float | None:
-    baselines = result.run.summary["baselines"].get(result.run.split, {})
-    return flatten(baselines.get("majority", {})).get(result.run.summary["metric"])
+def _find_majority(run: ScoredRun) -> float | None:
+    baselines = run.summary["baselines"].get(run.split, {})
+    return flatten(baselines.get("majority", {})).get(run.summary["metric"])
 
 
-def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
+def _plot_families(axes: Axes, found: Sequence[Found], reference: ScoredRun, *, is_sigma: bool) -> None:
     """The metric's mean over the magnitude, or over trained parameters; a line a family."""
-    is_sigma = sweep.study == "sigma"
     for family, color in FAMILY_COLORS.items():
-        own = [pair for pair in found if pair[0].entry.family == family]
-        places = [result.entry.value if is_sigma else result.num_trained for result, _ in own]
-        _plot_line(axes, [line for _, line in own], places, color, family)
-        for (result, line), place in zip(own, places, strict=True):
-            if not is_sigma and not math.isnan(result.entry.value):
+        own = [each for each in found if each[0].family == family]
+        places = [arm.value if is_sigma else run.num_trained for arm, run, _ in own]
+        _plot_line(axes, [line for *_, line in own], places, color, family)
+        for (arm, _, line), place in zip(own, places, strict=True):
+            if not is_sigma and not math.isnan(arm.value):
                 style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "x-small"}
-                axes.annotate(f"{result.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
+                axes.annotate(f"{arm.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
     axes.margins(x=0.07)
-    level = _find_majority(sweep.reference) if is_sigma else sweep.reference.run.mean
+    level = _find_majority(reference) if is_sigma else reference.mean
     if level is not None:
         name = "majority baseline" if is_sigma else None
         axes.axhline(level, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label=name)

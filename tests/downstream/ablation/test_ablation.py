@@ -32,7 +32,8 @@ from domext_ray.config.finetune import (
     PlaceConfig,
 )
 from domext_ray.config.options.build import dump_yaml
-from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
+from domext_ray.downstream.ablation.arms import Arm, choose_reference, describe_arms, plan_arms, train_arms
+from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_arms, write_spans
 from domext_ray.downstream.ablation.spans import (
     SPANS,
     SpanScore,
@@ -42,7 +43,6 @@ from domext_ray.downstream.ablation.spans import (
     remove_parts,
     study_spans,
 )
-from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
 from domext_ray.downstream.finetune.comparison import read_finetuned
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import ConfigError, DomextError, RunError
@@ -332,20 +332,20 @@ def size_config(config: FinetuneConfig) -> AblateConfig:
 
 
 def test_a_sweep_varies_one_thing(size_config: AblateConfig) -> None:
-    entries = plan_sweep(size_config)
+    arms = plan_arms(size_config)
     names = [f"sweep-{name}" for name in ("size2", "size4", "top1", "top2", "layer_norms", "full")]
-    assert [each.name for each in entries] == names
-    methods = [each.config.method for each in entries]
+    assert [each.name for each in arms] == names
+    methods = [each.config.method for each in arms]
     assert [each.bottleneck_size for each in methods] == [2, 4, 0, 0, 0, 0]
     assert [each.trains for each in methods] == ["extensions"] * 2 + ["top_layers"] * 2 + ["layer_norms", "all"]
     assert [each.top_layers for each in methods] == [0, 0, 1, 2, 0, 0]
-    assert all(type(each.config) is FinetuneConfig and not each.config.export for each in entries)
-    plan = describe_sweep(size_config, entries)
+    assert all(type(each.config) is FinetuneConfig and not each.config.export for each in arms)
+    plan = describe_arms(size_config, arms)
     assert "sweep-size2: 2 trainings of 1,069 parameters" in plan and "6 runs into" in plan
     with pytest.raises(ConfigError, match=r"--top_layers has 3; .* has 2 layers"):
-        plan_sweep(replace(size_config, top_layers=(1, 3)))
-    assert len(plan_sweep(replace(size_config, top_layers="none"))) == 4
-    sigmas = plan_sweep(replace(size_config, study="sigma", sigmas=(1, 1e-7)))
+        plan_arms(replace(size_config, top_layers=(1, 3)))
+    assert len(plan_arms(replace(size_config, top_layers="none"))) == 4
+    sigmas = plan_arms(replace(size_config, study="sigma", sigmas=(1, 1e-7)))
     assert [each.name for each in sigmas] == ["sweep-sigma1e-07", "sweep-sigma1"]
     assert [(each.config.method.init, each.config.method.bottleneck_std) for each in sigmas] == [
         ("paper", 1e-7),
@@ -356,9 +356,9 @@ def test_a_sweep_varies_one_thing(size_config: AblateConfig) -> None:
 
 def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: Path) -> None:
     chosen = replace(size_config, sizes="4", run=replace(size_config.run, name="here", dir=str(tmp_path)))
-    entries = [each for each in plan_sweep(chosen) if each.name in ("here-size4", "here-full")]
-    results = tuple(SweepResult(each, read_finetuned(Place(finetune_here(each.config)))) for each in entries)
-    table = write_sweep(Sweep("size", results, results[1]), Place(tmp_path))
+    arms = [each for each in plan_arms(chosen) if each.name in ("here-size4", "here-full")]
+    runs = [read_finetuned(Place(finetune_here(each.config))) for each in arms]
+    table = write_arms("size", arms, runs, Place(tmp_path))
     assert table.index("| here-full |") < table.index("| here-size4 |") and "here-size4 0.02" in table
     record = json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))
     small, full = record["runs"]
@@ -372,11 +372,8 @@ def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: 
     assert small["difference"]["value"] == pytest.approx(small["mean"] - full["mean"])
     assert small["interval"][0] <= small["mean"] <= small["interval"][1]
     assert (tmp_path / "size.png").stat().st_size > 5000
-    sigmas = tuple(
-        SweepResult(SweepEntry("bottlenecks", sigma, each.entry.config), each.run)
-        for sigma, each in zip((1e-7, 1e-2), results, strict=True)
-    )
-    write_sweep(Sweep("sigma", sigmas, sigmas[1]), Place(tmp_path))
+    sigmas = [Arm("bottlenecks", sigma, each.config) for sigma, each in zip((1e-7, 1e-2), arms, strict=True)]
+    write_arms("sigma", sigmas, runs, Place(tmp_path))
     assert (tmp_path / "sigma.png").stat().st_size > 5000 and (tmp_path / "sigma.md").exists()
 
 
@@ -385,11 +382,11 @@ def test_a_sweep_goes_on_where_it_stopped(
     size_config: AblateConfig, local_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(size_config, top_layers="none")
-    entries = plan_sweep(config)
-    first = run_sweep(config, entries)
-    assert [each.entry.name for each in first.results] == [each.name for each in entries]
-    assert first.reference.entry.name == "sweep-full" and not math.isnan(first.results[0].run.mean)
+    arms = plan_arms(config)
+    first = train_arms(arms)
+    assert choose_reference(arms).name == "sweep-full" and not math.isnan(first[0].mean)
+    assert [each.name for each in first] == [each.name for each in arms]
     capsys.readouterr()
-    again = run_sweep(config, entries)
-    assert capsys.readouterr().out.count("nothing is left to do") == len(entries)
-    assert [each.run.mean for each in again.results] == [each.run.mean for each in first.results]
+    again = train_arms(arms)
+    assert capsys.readouterr().out.count("nothing is left to do") == len(arms)
+    assert [each.mean for each in again] == [each.mean for each in first]
