@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,10 +130,13 @@ def describe_continuation(config: RunOptions, place: Place, options: str = "") -
     return f"{start} --run.name NEW{options} trains its weights on"
 
 
-def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool = False) -> None:
+def check_identity(
+    run_dir: Place, identity: Mapping[str, Any], *, grows: bool = False, free: Collection[str] = ()
+) -> None:
     """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
-    `identity` may be a part of one. With `grows` it may have what the stored one does not name.
+    `identity` may be a part of one. With `grows` it may have what the stored one does not name; options that are `free`
+    may have any value.
     """
     stored = read_identity(run_dir)
     if stored is None:
@@ -143,7 +146,7 @@ def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool =
     }
     compared = [name for name in identity if name not in moved and (name in stored or not grows)]
     old, new = ({name: values.get(name) for name in compared} for values in (stored, identity))
-    differing = describe_other(old, new)
+    differing = describe_other(old, new, free)
     if differing:
         raise RunError(
             f"the run directory {run_dir} belongs to another run ({'; '.join(differing)}); "
@@ -151,11 +154,14 @@ def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool =
         )
 
 
-def describe_other(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List in words in what two identities differ: options with both values, and of hashes what they are of."""
+def describe_other(old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str] = ()) -> list[str]:
+    """List in words in what two identities differ: options with both values, and of hashes what they are of.
+
+    Options that are `free` may differ.
+    """
     hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
     before, after = ({name: value for name, value in identity.items() if name not in hashes} for identity in (old, new))
-    told = list(list_differences(before, after))
+    told = [change for change in list_differences(before, after) if change[0] not in free]
     lines = [f"{_name_part(name)} {_tell_change(*values)}" for name, *values in told]
     for name in hashes:
         kind, _, of = name.partition(".")

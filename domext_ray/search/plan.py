@@ -31,10 +31,10 @@ from domext_ray.training.run import Inputs
 DEFAULT_NAME = "sweep"
 MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10
 """Points that are drawn at most to find so many that can be trained."""
-
-
 SAMPLED = 20
 """Points of which a dry run takes the largest, where Optuna will draw them."""
+GROWING = ("search.trials",)
+"""Options that may grow and shrink."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,12 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))
     identity = {**identity_of(config), **{f"data_sha256.{i}": loaded.sha256 for i, loaded in enumerate(sets)}}
-    check_identity(folder, take_trials(identity, folder))
+    check_identity(folder, identity, free=GROWING)
     is_fixed = not any(
         dimension.name == "base" or dimension.name.startswith("vocab.") for dimension in space.dimensions
     )
     check_texts(config, load_run_base(config) if is_fixed else None)
     return SweepPlan(config, space, points, refused, folder, sets, identity)
-
-
-def take_trials(identity: dict[str, Any], folder: Place) -> dict[str, Any]:
-    """Return an identity with the number of trials of a sweep that is there: it may grow and shrink."""
-    stored = (read_identity(folder) or {}).get("search", {})
-    search = identity["search"]
-    return {**identity, "search": {**search, "trials": stored.get("trials", search["trials"])}}
 
 
 def is_finished(plan: SweepPlan) -> bool:

@@ -29,13 +29,13 @@ from domext_ray.runtime.ray_cluster import check_shared_storage, start_ray
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
 from domext_ray.runtime.trials import Rules, Trial
 from domext_ray.search.plan import (
+    GROWING,
     Prepared,
     SweepPlan,
     describe_sweep,
     is_finished,
     plan_sweep,
     resolve_trials,
-    take_trials,
 )
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.searcher import Search
@@ -100,7 +100,7 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
         prepared[name] = Prepared(inputs, base)
         identity[f"base_sha256.{name}"] = base.sha256 if base else "none"
     identity |= {f"corpus_fingerprint.{name}": made.inputs.domain.fingerprint for name, made in prepared.items()}
-    check_identity(folder, take_trials(identity, folder))
+    check_identity(folder, identity, free=GROWING)
     write_config(folder, config)
     write_run(folder, identity=identity)
     return replace(plan, prepared=prepared)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,18 +185,16 @@ def describe_spans(work: SpanWork) -> str:
 def study_spans(work: SpanWork) -> SpanStudy:
     """Score dev without the adapter's parts in every span of layers; spans that were scored before are kept."""
     identity, ledger = _identify(work), Ledger(work.folder / SPANS)
-    _check_study(ledger, identity)
-    trials = {
-        span: Trial(f"{span[0]}-{span[1]}", {**identity, "first": span[0], "last": span[1]}) for span in work.spans
-    }
-    waiting = {trial.name: span for span, trial in trials.items() if not ledger.read(trial).has_ended}
+    for outcome in ledger.list():
+        if differing := describe_other(outcome.config, identity, free=("first", "last")):
+            raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
+    trials = [Trial(f"{first}-{last}", {**identity, "first": first, "last": last}) for first, last in work.spans]
+    waiting = [outcome.trial for outcome in ledger.read_all(trials) if not outcome.has_ended]
     scorer = _Scorer(work)
     (whole,) = run_here([Trial("whole", identity)], lambda trial: scorer.score_whole(), ledger)
-    shown = _show_progress([trials[span] for span in waiting.values()], len(trials) - len(waiting))
-    run_here(shown, lambda trial: scorer.measure(waiting[trial.name]), ledger)
-    (figures,) = whole.steps
-    records = {span: ledger.read(trial).steps[0] for span, trial in trials.items()}
-    write_json(work.folder / f"{SPANS}.json", {"identity": identity, **figures, "spans": [*records.values()]})
+    run_here(_show_progress(waiting, len(trials) - len(waiting)), scorer.measure, ledger)
+    figures, spans = whole.reached, [outcome.reached for outcome in ledger.read_all(trials)]
+    write_json(work.folder / f"{SPANS}.json", {"identity": identity, **figures, "spans": spans})
     return SpanStudy(
         figures["run"],
         identity["metric"],
@@ -207,17 +205,10 @@ def study_spans(work: SpanWork) -> SpanStudy:
         figures["majority"],
         work.layers,
         {
-            span: SpanScore(record["value"], record["difference"], *record["interval"])
-            for span, record in records.items()
+            (span["first"], span["last"]): SpanScore(span["value"], span["difference"], *span["interval"])
+            for span in spans
         },
     )
-
-
-def _check_study(ledger: Ledger, identity: Mapping[str, Any]) -> None:
-    for outcome in ledger.list():
-        found = {name: value for name, value in outcome.config.items() if name not in ("first", "last")}
-        if differing := describe_other(found, identity):
-            raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
 
 
 def _identify(work: SpanWork) -> dict[str, Any]:
@@ -262,9 +253,9 @@ class _Scorer:
         figures = {"split": "dev", "examples": len(self.dev), "whole": value, "majority": majority}
         return {"run": folder.name, **figures}
 
-    def measure(self, span: Span) -> dict[str, Any]:
+    def measure(self, trial: Trial) -> dict[str, Any]:
         """Score dev without a span; the paired difference rests on the same resamples for all."""
-        (first, last), work, metric = span, self.work, self.task.metric
+        first, last, work, metric = trial.config["first"], trial.config["last"], self.work, self.task.metric
         with remove_parts(work.fitted.model, work.adapter, range(first, last + 1), norms=work.remove_norms):
             score = self._score()
         drawn = {"num_resamples": work.num_resamples, "seed": RESAMPLING_SEED}

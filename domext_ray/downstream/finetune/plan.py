@@ -25,6 +25,9 @@ from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import require_files
 
+GROWING = ("grid.lr", "grid.batch_size", "grid.epochs", "grid.restarts", "seed")
+"""Options that say which trainings a run has: they may grow and shrink."""
+
 
 @dataclass(frozen=True)
 class FinetunePlan:
@@ -136,11 +139,11 @@ def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, loaded: 
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     stored = read_identity(folder) or {}
-    asked = _take_grid(identity, stored)
     if stored.get("data_sha256", loaded.sha256) != loaded.sha256:
-        check_identity(folder, {**asked, "data_sha256": stored["data_sha256"]})  # such as other examples of one file
+        others = {**identity, "data_sha256": stored["data_sha256"]}  # such as other examples of one file
+        check_identity(folder, others, free=GROWING)
         require_data(folder, config, loaded)
-    check_identity(folder, asked)
+    check_identity(folder, identity, free=GROWING)
     identity |= {name: stored[name] for name in ("against", "against_sha256") if name in stored}  # it may come later
     config = resolve_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
@@ -151,13 +154,6 @@ def require_data(folder: Place, config: FinetuneConfig, loaded: LoadedSet) -> No
     given = f"--data {config.data!r}" if config.data else f"--task {config.task}"
     remedy = f"so that {given} is not the labelled set that the run directory {folder} was trained with; "
     require_files(folder, lambda: loaded.files, f"{remedy}bring that back, or give another --run.name")
-
-
-def _take_grid(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an identity with the grid's values and the seed of a run that is there: these may grow and shrink."""
-    grid, stored_grid = identity["grid"], stored.get("grid", {})
-    kept = {name: stored_grid.get(name, grid[name]) for name in ("lr", "batch_size", "epochs", "restarts")}
-    return {**identity, "seed": stored.get("seed", identity["seed"]), "grid": {**grid, **kept}}
 
 
 def is_finished(plan: FinetunePlan) -> bool:

@@ -35,7 +35,8 @@ from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, group_pi
 MIN_SHARED_FRAC = 0.5
 """Of the drawn words at least this share must be scored; fewer would be a test of another text."""
 
-Span = tuple[int, int]
+Stretch = tuple[int, int]
+"""Of a text: its first character, and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ class _Builder:
             rows.append(cutter.build_row(encoding.ids[:size], hidden, [own[span][0] for span in scored]))
         return rows
 
-    def _draw(self, text: GeneralText, spans: list[Span]) -> list[Span]:
+    def _draw(self, text: GeneralText, spans: list[Stretch]) -> list[Stretch]:
         """Draw stretches by their first character."""
         firsts = np.array([first for first, _ in spans], dtype=np.int64)
         if not len(firsts):
@@ -277,17 +278,17 @@ class _Builder:
             raise CorpusError("no token of --corpus is masked; give more text, or a higher --mask_frac.")
 
 
-def _find_tokens(text: str, encoding: Encoding, size: int) -> dict[Span, list[int]]:
+def _find_tokens(text: str, encoding: Encoding, size: int) -> dict[Stretch, list[int]]:
     """Place of every token among the first `size`, by its characters; of the pieces of one character the first."""
-    spans: dict[Span, list[int]] = {}
+    spans: dict[Stretch, list[int]] = {}
     for place, span in enumerate(encoding.offsets[:size]):
         spans.setdefault(span, [place])
     return spans
 
 
-def _find_words(text: str, encoding: Encoding, size: int) -> dict[Span, list[int]]:
+def _find_words(text: str, encoding: Encoding, size: int) -> dict[Stretch, list[int]]:
     """Places of every word among the first `size` tokens that has a letter or digit, by its characters."""
-    spans: dict[Span, list[int]] = {}
+    spans: dict[Stretch, list[int]] = {}
     for places in group_pieces(encoding.word_ids):
         first, end = encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]
         word_text = text[first:end]
