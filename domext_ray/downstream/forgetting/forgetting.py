@@ -21,9 +21,9 @@ from domext_ray.config.jobs import ForgettingConfig, name_scaled
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.metrics.metrics import divide
+from domext_ray.families.metrics.scored_models import ScoredModel
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
 from domext_ray.families.rows import run_by_length
-from domext_ray.intervals import Estimate
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.models.masked_lm import build_masked_lm, hash_model, load_to_ask, score_places
@@ -49,24 +49,12 @@ class AskedModel:
 
 
 @dataclass(frozen=True)
-class ModelFigures:
-    """What one model scored."""
-
-    name: str  # see `AskedModel`
-    model: str  # what it was loaded from
-    sha256: str  # `hash_model`
-    score: Score  # "accuracy", and "by_source" where there are several
-    intervals: dict[str, list[float]]  # bootstrap 95 % [low, high], by the score's paths
-    lost: dict[str, Estimate]  # accuracy below the first model's, by the score's paths; empty for the first
-
-
-@dataclass(frozen=True)
 class Forgetting:
     """The result of one comparison."""
 
     config: ForgettingConfig
     masks: MaskSet
-    models: tuple[ModelFigures, ...]  # in the user's order; the first one is what others lose against
+    models: tuple[ScoredModel, ...]  # in the user's order; differences are what others have lost against the first
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -140,16 +128,14 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
         max_length=config.max_length,
         shared_words=config.shared_words,
     )
-    figures: list[ModelFigures] = []
+    scored: list[ScoredModel] = []
     for model in models:
         score = score_predictions(_predict(config, masks, model, device), masks)
-        lost: dict[str, Estimate] = {}
-        if figures:
-            paths = [ACCURACY, *(f"{BY_SOURCE}.{source}" for source in score.values.get(BY_SOURCE, {}))]
-            lost = compare_scores(score, figures[0].score, paths)
+        paths = [ACCURACY, *(f"{BY_SOURCE}.{source}" for source in score.values.get(BY_SOURCE, {}))]
+        lost = compare_scores(score, scored[0].score, paths) if scored else {}
         intervals = score.describe()["intervals"]
-        figures.append(ModelFigures(model.name, model.place, model.sha256, score, intervals, lost))
-    return Forgetting(config, masks, tuple(figures))
+        scored.append(ScoredModel(model.name, model.place, model.sha256, score, intervals, lost))
+    return Forgetting(config, masks, tuple(scored))
 
 
 def _check_reference(config: ForgettingConfig, rule: str, name: str, place: str, *, is_first: bool) -> None:

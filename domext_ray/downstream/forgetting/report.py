@@ -14,9 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.options.submitted import hide_places
-from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
+from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting
 from domext_ray.downstream.forgetting.scales import MAX_LOST, ScaleCurve
-from domext_ray.intervals import Estimate
 from domext_ray.report.compare import Line, draw_lines, tabulate
 from domext_ray.report.plots import DASHED, MUTED, ORANGE, VIOLET, new_picture
 from domext_ray.report.tables import format_markdown
@@ -108,11 +107,7 @@ def _describe_setting(result: Forgetting) -> str:
 
 def _compare(result: Forgetting, path: str) -> list[Line]:
     """The models by a figure in per cent, and points lost."""
-    lines = []
-    for model in result.models:
-        figure, lost = Estimate(model.score.get(path), *model.intervals[path]), model.lost.get(path)
-        lines.append(Line(model.name, figure.scale(100), lost and lost.scale(100)))
-    return lines
+    return [model.make_line(path) for model in result.models]
 
 
 def _name_change(result: Forgetting) -> str:
@@ -149,17 +144,10 @@ def to_results(result: Forgetting) -> dict[str, Any]:
             for source in result.sources
         },
         "mask_set": {fingerprint: masks.hash_rows(fingerprint) for fingerprint in masks.rows},
-        "models": {model.name: _describe_model(model) for model in result.models},
-    }
-
-
-def _describe_model(model: ModelFigures) -> dict[str, Any]:
-    return {
-        "model": model.model,
-        "sha256": model.sha256,
-        **model.score.values,
-        "intervals": model.intervals,
-        "lost": {path: {"difference": lost.value, "interval": lost.interval} for path, lost in model.lost.items()},
+        "models": {
+            model.name: {"model": model.model, "sha256": model.sha256, **model.describe("lost")}
+            for model in result.models
+        },
     }
 
 

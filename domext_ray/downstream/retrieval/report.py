@@ -8,15 +8,14 @@ from typing import Any
 from domext_ray.config.jobs import RetrievalConfig
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.downstream.retrieval.collection import Collection
-from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
-from domext_ray.intervals import Estimate
-from domext_ray.report.compare import Line, tabulate
+from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchModel
+from domext_ray.report.compare import tabulate
 from domext_ray.storage import Place, write_json, write_text
 
 _TITLES = {name: name.replace("ndcg", "nDCG").replace("_at_", "@").replace("_", " ") for name in FIGURES}
 
 
-def write_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> str:
+def write_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchModel]) -> str:
     """Write results.json and retrieval.md into the output folder; return the Markdown."""
     folder = Place(config.output)
     text = format_retrieval(config, collection, models)
@@ -25,7 +24,7 @@ def write_retrieval(config: RetrievalConfig, collection: Collection, models: Seq
     return text
 
 
-def format_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> str:
+def format_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchModel]) -> str:
     """Return the comparison as Markdown: what was searched, and a table for each figure."""
     setting = (
         f"{len(collection.queries):,} queries, {len(collection.documents):,} documents; exact search by cosine, "
@@ -35,17 +34,14 @@ def format_retrieval(config: RetrievalConfig, collection: Collection, models: Se
     return "\n\n".join([setting, *(_tabulate(models, figure) for figure in FIGURES)]) + "\n"
 
 
-def _tabulate(models: Sequence[SearchFigures], figure: str) -> str:
-    lines = []
-    for model in models:
-        found, gained = Estimate(model.score.get(figure), *model.intervals[figure]), model.gained.get(figure)
-        lines.append(Line(model.name, found.scale(100), gained and gained.scale(100)))
+def _tabulate(models: Sequence[SearchModel], figure: str) -> str:
+    lines = [model.make_line(figure) for model in models]
     return tabulate(
         lines, f"{_TITLES[figure]} (%)", names="model", form=".1f", change=f"points above {models[0].name}"
     ).show()
 
 
-def to_results(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> dict[str, Any]:
+def to_results(config: RetrievalConfig, collection: Collection, models: Sequence[SearchModel]) -> dict[str, Any]:
     """Return all figures as plain values for results.json; figures are fractions."""
     return {
         "data": hide_places(config.data),
@@ -58,14 +54,5 @@ def to_results(config: RetrievalConfig, collection: Collection, models: Sequence
     }
 
 
-def _describe_model(model: SearchFigures) -> dict[str, Any]:
-    return {
-        "model": model.model,
-        "sha256": model.sha256,
-        "pooling": model.pooling,
-        **model.score.values,
-        "intervals": model.intervals,
-        "gained": {
-            figure: {"difference": gained.value, "interval": gained.interval} for figure, gained in model.gained.items()
-        },
-    }
+def _describe_model(model: SearchModel) -> dict[str, Any]:
+    return {"model": model.model, "sha256": model.sha256, "pooling": model.pooling, **model.describe("gained")}

@@ -16,8 +16,8 @@ import numpy as np
 from domext_ray.config.jobs import RetrievalConfig
 from domext_ray.config.shared import Pooling
 from domext_ray.downstream.retrieval.collection import Collection, read_collection
+from domext_ray.families.metrics.scored_models import ScoredModel
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
-from domext_ray.intervals import Estimate
 from domext_ray.models.start import load_start_model
 from domext_ray.models.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.progress import StatusLine
@@ -32,23 +32,17 @@ TEXTS_PER_TURN = 2048
 
 
 @dataclass(frozen=True)
-class SearchFigures:
-    """What one model scored."""
+class SearchModel(ScoredModel):
+    """A model that searched: `FIGURES`, one row of statistics a query, and how far they are above the first one's."""
 
-    name: str  # what the user called it
-    model: str  # what it was loaded from
-    sha256: str  # of its encoder's tensors
     pooling: Pooling
-    score: Score  # `FIGURES`, one row of statistics a query
-    intervals: dict[str, list[float]]  # bootstrap 95 % [low, high], by figure
-    gained: dict[str, Estimate]  # figures above the first model's; empty for the first
 
 
-def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[SearchFigures]]:
+def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[SearchModel]]:
     """Search with every model."""
     collection = read_collection(Path(config.data), config.split)
     starts = [(name, load_start_model(model, option="--models")) for name, model in config.named_models]
-    found: list[SearchFigures] = []
+    found: list[SearchModel] = []
     for name, start in starts:
         embed = TextEmbedding(
             start,
@@ -60,7 +54,7 @@ def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[Search
         score = score_model(embed, collection, name)
         intervals = score.describe()["intervals"]
         gained = compare_scores(found[0].score, score, FIGURES) if found else {}
-        found.append(SearchFigures(name, start.id, start.sha256, embed.pooling, score, intervals, gained))
+        found.append(SearchModel(name, start.id, start.sha256, score, intervals, gained, embed.pooling))
     return collection, found
 
 

@@ -138,7 +138,7 @@ def test_a_scale_is_a_model_of_its_own(
     asked = ask(general, tmp_path / "out", 0.5, base=tiny_base_folder, run=run)
     found = measure_forgetting(asked)
     assert [each.name for each in found.models] == ["base", "run", "run at 0.5"]
-    assert found.models[2].lost["accuracy"].value == pytest.approx(
+    assert found.models[2].differences["accuracy"].value == pytest.approx(
         found.models[0].score.get("accuracy") - found.models[2].score.get("accuracy")
     )
     assert len({each.sha256 for each in found.models}) == 3
