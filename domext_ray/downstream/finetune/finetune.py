@@ -140,7 +140,7 @@ def score_grid(plan: FinetunePlan, outcomes: Sequence[Outcome]) -> ScoredGrid:
     said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
     (baselines,) = filter(None, run_tasks(partial(score, plan), tasks, None, **said, **shares))  # type: ignore[arg-type]
-    return gather_scores(plan, outcomes, chosen, best, baselines)
+    return ScoredGrid(outcomes, chosen, best, *_gather_scores(plan, chosen, best), baselines)
 
 
 def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> None:
@@ -177,14 +177,13 @@ def _list_verdicts(summary: dict[str, Any]) -> list[str]:
     return [summary["against"]["verdict"]] if "against" in summary else []
 
 
-def gather_scores(
-    plan: FinetunePlan,
-    outcomes: Sequence[Outcome],
-    chosen: Sequence[Outcome],
-    best: Outcome,
-    baselines: dict[str, dict[str, dict[str, Any]]],
-) -> ScoredGrid:
-    """Read what the chosen trainings scored, and write the predictions of the best and the resamples of all."""
+def _gather_scores(
+    plan: FinetunePlan, chosen: Sequence[Outcome], best: Outcome
+) -> tuple[dict[str, dict[str, Any]], dict[str, Resampled]]:
+    """Read what the chosen trainings scored, and write the predictions of the best and the resamples of all.
+
+    Return what the best one has left of each split, and the metric of all.
+    """
     folders = {outcome.name: plan.trainings / outcome.name for outcome in chosen}
     own, samples, splits = folders[best.name], dict[str, Resampled](), dict[str, dict[str, Any]]()
     lines = [(own / f"{split}.predictions.jsonl").read_text(encoding="utf-8") for split in plan.splits]
@@ -196,7 +195,7 @@ def gather_scores(
         splits[split] = read[best.name]
         samples[split] = Resampled(np.array(values), drawn, splits[split]["figures"]["clusters"])
     write_resamples(plan.folder, samples)
-    return ScoredGrid(outcomes, chosen, best, splits, samples, baselines)
+    return splits, samples
 
 
 def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = False) -> Sequence[Outcome]:
