@@ -3,7 +3,8 @@
 Enters: trials, listed or drawn as workers come free, and what does a step of one. Leaves: FOLDER/NAME.json a trial, on
 a disk or in a bucket, written as it begins and after each of its steps. A trial whose record has the hash of its
 configuration is what its record says; the same command goes on with the steps that are missing, and more trials may
-come at any time. What fails leaves its reason, and the others go on.
+come at any time. What fails leaves its reason, and the others go on. Trials that differ in their seed alone are of one
+arm, and a figure is what a step reached, by its name.
 """
 
 from __future__ import annotations
@@ -215,12 +216,13 @@ def choose_arm(outcomes: Iterable[Outcome], figure: str) -> list[Outcome]:
     return max(complete, key=lambda arm: np.mean([outcome.get(figure) for outcome in arm]))
 
 
-def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:
-    """Return what so many trials take, as a dry run says it.
+def describe_amount(outcomes: Iterable[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:
+    """Return what so many trials take, given what they have left so far, as a dry run says it.
 
     One takes at most `num_bytes` of the disk, and as long as those that have ended took on average; `seconds` is what
     it takes before any has ended.
     """
-    left, mean = max(0, number - len(ended)), sum(one.seconds for one in ended) / len(ended) if ended else seconds
+    took = [outcome.seconds for outcome in outcomes if outcome.has_ended]
+    left, mean = max(0, number - len(took)), sum(took) / len(took) if took else seconds
     hours = f"about {left * mean / 3600:.2f} hours one after another" if mean else "hours are told once one has ended"
     return f"{left} of {number} trials are left ({hours}); all take at most {number * num_bytes / 1e9:.2f} GB of disk"

@@ -168,9 +168,7 @@ def describe_sweep(plan: SweepPlan) -> str:
         + (", stopped by ASHA" if search.scheduler == "asha" else ""),
         *(describe_point(point) for point in points),
         *(f"{count} points cannot be trained: {reason}" for reason, count in plan.refused.most_common()),
-        describe_amount(
-            [outcome for outcome in begun if outcome.has_ended], number, _count_bytes(plan), budget.seconds
-        ),
+        describe_amount(begun, number, _count_bytes(plan), budget.seconds),
         f"sweep directory: {plan.folder}",
         "dry run: nothing was started",
     ]

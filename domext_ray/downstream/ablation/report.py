@@ -57,8 +57,7 @@ def format_spans(study: SpanStudy) -> str:
     lines = [Line("nothing", Estimate(study.whole), more=("",))]
     for span, name in named.items():
         score, change = study.spans[span], f"{study.relative_change(span):+.1f} %"
-        difference = Estimate(score.difference, score.low, score.high)
-        lines.append(Line(name, Estimate(score.value), difference, (change,)))
+        lines.append(Line(name, Estimate(score.value), score.difference, (change,)))
     lines.append(Line("(majority baseline)", Estimate(study.majority), more=("",)))
     table = tabulate(lines, study.metric, names="removed", more=("change",), change="difference")
     singles = {layer: study.relative_change((layer, layer)) for layer in range(first, last + 1)}

@@ -23,7 +23,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.metrics.scores import Score, compare_scores, over_clusters
 from domext_ray.families.rows import Row
 from domext_ray.families.task import ONLY_STAGE
-from domext_ray.intervals import RESAMPLING_SEED
+from domext_ray.intervals import RESAMPLING_SEED, Estimate
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
@@ -44,9 +44,7 @@ class SpanScore:
     """What a model scores on dev without an adapter's parts in some layers."""
 
     value: float
-    difference: float  # to the whole model
-    low: float  # of the difference's 95 % interval, paired over dev's examples
-    high: float
+    difference: Estimate  # to the whole model, paired over dev's examples
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class SpanStudy:
 
     def relative_change(self, span: Span) -> float:
         """Return how much of the whole model's metric a span's removal changes, in per cent."""
-        return 100.0 * self.spans[span].difference / self.whole
+        return 100.0 * self.spans[span].difference.value / self.whole
 
 
 @contextlib.contextmanager
@@ -205,7 +203,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
         figures["majority"],
         work.layers,
         {
-            (span["first"], span["last"]): SpanScore(span["value"], span["difference"], *span["interval"])
+            (span["first"], span["last"]): SpanScore(span["value"], Estimate(span["difference"], *span["interval"]))
             for span in spans
         },
     )

@@ -72,7 +72,7 @@ def run_finetuning(config: FinetuneConfig) -> Place:
     if config.dry_run:
         outcomes = [outcome for plan in plans for outcome in plan.ledger.read_all(plan.trials)]
         trained = max(sum(number for number, _ in plan.counts.values()) for plan in plans)
-        amount = describe_amount([outcome for outcome in outcomes if outcome.has_ended], len(outcomes), 4 * trained)
+        amount = describe_amount(outcomes, len(outcomes), 4 * trained)
         print(f"{amount}\n\n{describe_finetune_plan(*plans)}")
         return folder
     if all(map(is_finished, plans)):

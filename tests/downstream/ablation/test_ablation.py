@@ -46,6 +46,7 @@ from domext_ray.downstream.ablation.spans import (
 from domext_ray.downstream.finetune.comparison import read_finetuned
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.intervals import Estimate
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
@@ -173,8 +174,8 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
         with remove_parts(work.fitted.model, "task", range(span[0], span[1] + 1), norms=False):
             value = task.score(dev, work.fitted.predict(dev)).get(study.metric)
         found = study.spans[span]
-        assert found.value == value and found.difference == pytest.approx(value - study.whole)
-        assert found.low <= found.difference <= found.high
+        assert found.value == value and found.difference.value == pytest.approx(value - study.whole)
+        assert found.difference.low <= found.difference.value <= found.difference.high
         assert study.relative_change(span) == pytest.approx(100 * (value / study.whole - 1))
     with remove_parts(work.fitted.model, "task", (), norms=True):
         assert task.score(dev, work.fitted.predict(dev)).get(study.metric) == study.whole
@@ -301,7 +302,8 @@ def test_options_that_a_study_does_not_read_are_told(
 
 def make_study(num_layers: int) -> SpanStudy:
     spans = {(a, b): -0.02 * (b - a + 1) ** 2 / num_layers for a in range(num_layers) for b in range(a, num_layers)}
-    scores = {span: SpanScore(0.8 + change, change, change - 0.01, change + 0.01) for span, change in spans.items()}
+    changes = {span: Estimate(change, change - 0.01, change + 0.01) for span, change in spans.items()}
+    scores = {span: SpanScore(0.8 + change.value, change) for span, change in changes.items()}
     return SpanStudy("made", "accuracy", "domain", False, 50, 0.8, 0.5, (0, num_layers - 1), scores)
 
 
