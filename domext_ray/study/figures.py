@@ -60,8 +60,8 @@ class BaseFigures:
 
 
 @dataclass(frozen=True)
-class MethodRuns:
-    """The finished runs of one method; of several budgets each has a name of its own, and `family` in common."""
+class ArmRuns:
+    """The finished runs of an arm, a method at one size; those of one method have `family` in common."""
 
     name: str
     trains: str  # `MethodConfig.trains`
@@ -83,7 +83,7 @@ class MethodRuns:
         return all("routed" in summary for summary in self.summaries.values())
 
 
-def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
+def route_runs(runs: ArmRuns, retained: Mapping[int, float]) -> ArmRuns:
     """Return runs with routers as a method of its own, whose rows go where the routers send them.
 
     `retained` is their accuracy on general text by seed, with the routers.
@@ -109,10 +109,10 @@ class SetScores:
 
 
 @dataclass(frozen=True)
-class MethodResult:
-    """A method's figures over seeds."""
+class ArmResult:
+    """An arm's figures over seeds."""
 
-    runs: MethodRuns
+    runs: ArmRuns
     gained: Resampled  # bits per character below the base's
     lost: Mapping[str, Resampled]  # points of accuracy below the base's, by the measures of forgetting
     word_gained: Resampled | None = None  # word bits per character below the base's, where they were measured
@@ -138,7 +138,7 @@ def subtract(first: Resampled, second: Resampled) -> Estimate:
     return compare_seeds(differences) if len(differences) >= MIN_SEEDS else Estimate(float(np.mean(differences)))
 
 
-def find_share(rival: MethodResult, result: MethodResult) -> Resampled | None:
+def find_share(rival: ArmResult, result: ArmResult) -> Resampled | None:
     """Return a method's share of the bits that full training gains, paired by seed; None: full training gains none."""
     return over_seeds(result.gained.values / rival.gained.values) if rival.gained.values.min() > 0 else None
 
@@ -148,7 +148,7 @@ class Study:
     """All methods of a study."""
 
     base: BaseFigures  # what they start from
-    results: tuple[MethodResult, ...]
+    results: tuple[ArmResult, ...]
     setting: str  # one sentence on what all have in common
     seconds: float  # of training that were wanted; 0: runs were ended by tokens
     left_out: Mapping[str, str] = field(default_factory=dict)  # why a method does not run at a budget, by its name
@@ -156,18 +156,18 @@ class Study:
     curves: tuple[LabelCurve, ...] = ()  # by labelled set, with --labels
 
     @property
-    def comparable(self) -> tuple[MethodResult, ...]:
+    def comparable(self) -> tuple[ArmResult, ...]:
         """The methods whose bits per character were measured on the base's text."""
         return tuple(result for result in self.results if not _is_apart(result, self.base))
 
     @property
-    def rival(self) -> MethodResult | None:
+    def rival(self) -> ArmResult | None:
         """Of the methods that train everything the one that gains most; None: there is none."""
         full = [result for result in self.comparable if result.runs.trains == "all"]
         return max(full, key=lambda each: each.gained.mean, default=None)
 
 
-def _is_apart(result: MethodResult, base: BaseFigures) -> bool:
+def _is_apart(result: ArmResult, base: BaseFigures) -> bool:
     """Whether a method's tokenizer cannot score the text that the base was scored on."""
     scored = result.read("evaluation", "domain_characters").mean
     return abs(scored - base.num_characters) > CHARACTER_TOLERANCE * base.num_characters
@@ -187,7 +187,7 @@ def make_base_figures(summary: dict[str, Any], retained: Retained | None = None)
 
 def make_study(
     base: BaseFigures,
-    methods: Sequence[MethodRuns],
+    methods: Sequence[ArmRuns],
     setting: str,
     seconds: float,
     left_out: Mapping[str, str] | None = None,
@@ -205,18 +205,18 @@ def make_study(
         lost = {
             name: over_seeds([100 * (was - accuracy) for accuracy in kept[name]]) for name, was in base.measures.items()
         }
-        results.append(MethodResult(runs, gained, lost, _count_word_gain(base, runs)))
+        results.append(ArmResult(runs, gained, lost, _count_word_gain(base, runs)))
     return Study(base, tuple(results), setting, seconds, left_out or {}, scores, curves)
 
 
-def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Resampled | None:
+def _count_word_gain(base: BaseFigures, runs: ArmRuns) -> Resampled | None:
     after = [summary["domain"].get("word_bits_per_character", {}).get("after") for summary in runs.summaries.values()]
     if base.word_bits is None or None in after:
         return None
     return over_seeds([base.word_bits - bits for bits in after if bits is not None])
 
 
-def _check_scored(runs: MethodRuns) -> None:
+def _check_scored(runs: ArmRuns) -> None:
     for seed, summary in runs.summaries.items():
         if (
             summary["domain"]["bits_per_character"]["after"] is None
@@ -228,7 +228,7 @@ def _check_scored(runs: MethodRuns) -> None:
             )
 
 
-def find_front(results: Sequence[MethodResult], measure: str = PROBE) -> list[MethodResult]:
+def find_front(results: Sequence[ArmResult], measure: str = PROBE) -> list[ArmResult]:
     """Return the methods on the Pareto front by means, ascending by loss: none gains as much and loses less."""
     front = find_undominated([(result.gained.mean, -result.lost[measure].mean) for result in results])
     return sorted((results[i] for i in front), key=lambda each: each.lost[measure].mean)

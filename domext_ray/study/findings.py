@@ -27,7 +27,7 @@ from domext_ray.study.figures import (
     MIN_SEEDS,
     PROBE,
     TEXT,
-    MethodResult,
+    ArmResult,
     SetScores,
     Study,
     estimate,
@@ -85,7 +85,7 @@ def _list_tables(study: Study) -> list[dict[str, Any]]:
     return [*list_measures(study), *list_scores(study), *map(tabulate_curve, study.curves)]
 
 
-def _find_unknown(result: MethodResult) -> float:
+def _find_unknown(result: ArmResult) -> float:
     """The share of the domain text's tokens that the tokenizer does not know; 0.0 of runs of 0.1.0, too."""
     summary: dict[str, Any] = next(iter(result.runs.summaries.values()))
     return float(summary["corpus"].get("unknown", {}).get(DOMAIN, {}).get("tokens", 0.0))
@@ -146,12 +146,12 @@ def list_measures(study: Study) -> list[dict[str, Any]]:
     return found
 
 
-def _read_lost(result: MethodResult, measure: str) -> Resampled:
+def _read_lost(result: ArmResult, measure: str) -> Resampled:
     return result.lost[measure]
 
 
 def _tabulate(
-    study: Study, results: tuple[MethodResult, ...], title: str, read: Callable[[MethodResult], Any], form: str
+    study: Study, results: tuple[ArmResult, ...], title: str, read: Callable[[ArmResult], Any], form: str
 ) -> dict[str, Any]:
     rival = study.rival if study.rival in results else next(iter(results), None)
     lines = []
@@ -209,7 +209,7 @@ def tabulate_curve(curve: LabelCurve) -> dict[str, Any]:
     }
 
 
-def _starts_elsewhere(result: MethodResult, study: Study) -> bool:
+def _starts_elsewhere(result: ArmResult, study: Study) -> bool:
     bits, accuracy = result.read(*_BITS, "before").mean, result.read(*_ACCURACY, "before").mean
     return abs(bits - study.base.bits) > 1e-3 or abs(accuracy - study.base.accuracy) > 1e-3
 
@@ -245,7 +245,7 @@ def to_results(study: Study) -> dict[str, Any]:
     }
 
 
-def _describe_method(result: MethodResult, rival: MethodResult | None) -> dict[str, Any]:
+def _describe_method(result: ArmResult, rival: ArmResult | None) -> dict[str, Any]:
     runs, summaries = result.runs, list(result.runs.summaries.values())
     share = None if rival is None else find_share(rival, result)
     return {

@@ -19,7 +19,7 @@ from domext_ray.report.compare import compare_with_first, draw_lines
 from domext_ray.report.plots import COLORS as RUN_COLORS
 from domext_ray.report.plots import DASHED, GRID, MUTED, new_picture
 from domext_ray.storage import Place
-from domext_ray.study.figures import PROBE, TEXT, WITH_ROUTER, MethodResult, SetScores, Study, estimate, find_front
+from domext_ray.study.figures import PROBE, TEXT, WITH_ROUTER, ArmResult, SetScores, Study, estimate, find_front
 from domext_ray.study.label_curves import LabelCurve
 
 COLORS = (*RUN_COLORS[:-2], "#0f8b8d", "#9a4fb5", *RUN_COLORS[-2:])
@@ -60,7 +60,7 @@ class _Panel:
     label: str
     scores: SetScores | None = None
 
-    def read_gain(self, result: MethodResult) -> tuple[np.ndarray, Estimate]:
+    def read_gain(self, result: ArmResult) -> tuple[np.ndarray, Estimate]:
         """Return a method's gain by seed, and its mean with an interval."""
         if self.scores is None:
             return result.gained.values, estimate(result.gained)
@@ -115,12 +115,12 @@ def _draw_panel(axes: Axes, study: Study, panel: _Panel) -> None:
             _draw_method(axes, result, panel, color, is_open=result not in study.comparable)
 
 
-def _choose_colors(results: Sequence[MethodResult]) -> dict[str, str]:
+def _choose_colors(results: Sequence[ArmResult]) -> dict[str, str]:
     families = dict.fromkeys(result.runs.family_name for result in results)
     return {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
 
 
-def _draw_method(axes: Axes, result: MethodResult, panel: _Panel, color: str, *, is_open: bool) -> None:
+def _draw_method(axes: Axes, result: ArmResult, panel: _Panel, color: str, *, is_open: bool) -> None:
     """The mean with its interval, and each seed; a square has a fixed size, a circle the budget's."""
     lost, (values, gained) = result.lost[panel.measure], panel.read_gain(result)
     if len(values) == len(lost.values):

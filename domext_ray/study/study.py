@@ -35,7 +35,7 @@ from domext_ray.runs.run_directory import (
 )
 from domext_ray.storage import Place, write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
-from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
+from domext_ray.study.figures import ArmRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
 from domext_ray.study.picture import draw_curves, draw_scores, draw_study
 from domext_ray.study.runs import (
@@ -250,7 +250,7 @@ def _read_study(
     for arm in arms:
         own = {seed: name_run(arm.name, seed) for seed in seeds}
         runs.append(
-            MethodRuns(
+            ArmRuns(
                 arm.name,
                 arm.config.method.trains,
                 arm.config.method.trainable_budget or None,

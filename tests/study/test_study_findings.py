@@ -20,8 +20,8 @@ from domext_ray.storage import Place
 from domext_ray.study.figures import (
     PROBE,
     TEXT,
+    ArmRuns,
     BaseFigures,
-    MethodRuns,
     Retained,
     Study,
     estimate,
@@ -50,13 +50,11 @@ def make_summary(bits: float, accuracy: float, **changes: Any) -> dict[str, Any]
     return summary
 
 
-def make_method(
-    name: str, figures: list[tuple[float, float]], trains: str = "extensions", **changes: Any
-) -> MethodRuns:
+def make_method(name: str, figures: list[tuple[float, float]], trains: str = "extensions", **changes: Any) -> ArmRuns:
     """A method from (bits, accuracy) of each seed; of general text it keeps half of that accuracy."""
     summaries = {seed: make_summary(*pair, **changes) for seed, pair in enumerate(figures)}
     retained = {seed: accuracy / 2 for seed, (_, accuracy) in enumerate(figures)}
-    return MethodRuns(name, trains, 0.17 if trains == "extensions" else None, 1e-3, summaries, retained)
+    return ArmRuns(name, trains, 0.17 if trains == "extensions" else None, 1e-3, summaries, retained)
 
 
 FULL = make_method("full", [(1.70, 0.300), (1.71, 0.302), (1.72, 0.301)], "all")
@@ -64,7 +62,7 @@ ADAPTER = make_method("adapter", [(1.80, 0.330), (1.81, 0.331), (1.82, 0.333)])
 UNSURE = make_method("unsure", [(1.80, 0.340), (1.81, 0.280), (1.85, 0.320)])
 
 
-def compare(*methods: MethodRuns) -> Study:
+def compare(*methods: ArmRuns) -> Study:
     return make_study(BASE, methods, "Setting.", 90.0)
 
 
@@ -127,7 +125,7 @@ def test_verdicts_claim_no_more_than_the_seeds_bear() -> None:
 
 
 def test_word_bits_have_a_column_and_a_sentence_where_they_were_measured() -> None:
-    def measure(method: MethodRuns, *after: float) -> MethodRuns:
+    def measure(method: ArmRuns, *after: float) -> ArmRuns:
         summaries = copy.deepcopy(method.summaries)
         for record, bits in zip(summaries.values(), after, strict=True):
             record["domain"]["word_bits_per_character"] = {"before": 2.5, "after": bits}
