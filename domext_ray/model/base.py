@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -23,6 +24,7 @@ from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
 from domext_ray.errors import BaseModelError, CorpusError, RunError, find_storage_error
+from domext_ray.files import find_unfetched
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
@@ -35,6 +37,18 @@ _SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueE
 """What torch raises where a size is none that a tensor can have."""
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_OTHER_WEIGHTS = (
+    ("model-*-of-*.safetensors", "{0} without model.safetensors.index.json, which lists the shards; fetch that, too"),
+    ("pytorch_model-*-of-*.bin", "{0} without pytorch_model.bin.index.json, which lists the shards; fetch that, too"),
+    ("tf_model.h5", "{0}, which is TensorFlow's; save the weights for PyTorch"),
+    ("*.ckpt*", "{0}, which is TensorFlow's; save the weights for PyTorch"),
+    ("flax_model.msgpack", "{0}, which is Flax's; save the weights for PyTorch"),
+    ("model*.safetensors?*", "{0}, which seems to be a part of one; fetch it again"),
+    ("pytorch_model*.bin?*", "{0}, which seems to be a part of one; fetch it again"),
+)
+"""Files that a folder may have in place of `WEIGHT_FILES`, and what is said of them."""
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Of weights as they are trained; others are quantised, and mean nothing without their scales."""
 
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_relationship.", "bert.pooler."
@@ -131,9 +145,21 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     names: dict[str, str] = {}
     for name, tensor in sorted(original.items()):
         internal = layout.name_internal(name)
+        if internal and isinstance(tensor, Tensor) and tensor.dtype not in _DTYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise BaseModelError(
+                f"--base {base!r} is quantised ({name} is {kind}); give the model with its weights as trained."
+            )
         for own, part in zip(internal, tensor.chunk(len(internal)) if len(internal) > 1 else [tensor], strict=False):
             if next_sentence or not own.startswith(NEXT_SENTENCE_HEAD):
                 tensors[own], names[own] = part.to(torch.float32).contiguous(), name
+    if not tensors:
+        first = min(original, default="")
+        raise BaseModelError(
+            f"--base {base!r} has no weights of a {layout.family} model under their names (the first is "
+            f"{first[:60]!r}); save the model, and no more than that, with save_pretrained, or mend the model_type of "
+            "its config.json."
+        )
     has_head = f"{MLM_HEAD}transform.dense.weight" in tensors
     _untie(tensors, names, base)
     if not has_head:
@@ -202,6 +228,7 @@ def _fetch(hub_id: str, patterns: list[str]) -> Path:
 def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
     """Return the shape that config.json describes, and the layout."""
     path = folder / "config.json"
+    _require_fetched(path)
     try:
         values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -231,6 +258,11 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
         if activation not in ACT2FN:
             raise BaseModelError(f"{path} names the activation {activation!r}, which transformers does not have.")
     return config, layout
+
+
+def _require_fetched(path: Path) -> None:
+    if fault := find_unfetched(path):
+        raise BaseModelError(f"{path} {fault}.")
 
 
 def _tell_kind(values: dict[str, Any]) -> str:
@@ -264,9 +296,11 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
             return [folder / Path(shard).name for shard in sorted(shards)]
-    raise BaseModelError(
-        f"--base {base!r} has neither model.safetensors nor pytorch_model.bin; save its weights there."
-    )
+    for name in WEIGHT_FILES:
+        _require_fetched(folder / name)
+    others = ((sorted(path.name for path in folder.glob(pattern)), said) for pattern, said in _OTHER_WEIGHTS)
+    fault = next((f"it has {said.format(names[0])}" for names, said in others if names), "save its weights there")
+    raise BaseModelError(f"--base {base!r} has neither model.safetensors nor pytorch_model.bin; {fault}.")
 
 
 def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
@@ -276,6 +310,7 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for path in _list_weight_files(folder, base):
+        _require_fetched(path)
         try:
             if path.suffix == ".safetensors":
                 tensors.update(load_file(path))
@@ -283,6 +318,8 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
                 tensors.update(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:  # damaged, missing or unsafe, whatever its reader calls that
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to run its code
+                reason = "it holds more than tensors, or is damaged; save the model with save_pretrained"
             fault = BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).")
             raise find_storage_error(error, path) or fault from error
     return tensors

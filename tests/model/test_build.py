@@ -193,7 +193,7 @@ def test_a_bin_that_carries_code_is_refused(copied: Path, tmp_path: Path) -> Non
         lambda path: torch.save(malice, path),
     ):
         write(copied / "pytorch_model.bin")
-        assert_refused(copied, "pytorch_model.bin cannot be read as weights")
+        assert_refused(copied, "pytorch_model.bin cannot be read as weights (UnpicklingError: it holds more than ten")
     assert not (tmp_path / "ran").exists()
 
 
@@ -419,6 +419,45 @@ def test_folders_that_are_no_checkpoints(tmp_path: Path, tiny_base_folder: Path)
     assert_refused(tmp_path / "config.json", "is a file")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+
+
+def test_what_a_clone_or_a_download_left_in_place_of_a_file_is_told(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    for path in (weights, copied / "config.json", copied / "tokenizer.json", copied / "tokenizer_config.json"):
+        content = path.read_bytes()
+        path.write_bytes(POINTER)
+        assert_refused(copied, f"{path} is a pointer of Git LFS, not the file itself; fetch that (git lfs pull")
+        path.write_bytes(content)
+    for name, said in (
+        ("model-00001-of-00002.safetensors", "it has NAME without model.safetensors.index.json, which lists"),
+        ("pytorch_model-00001-of-00002.bin", "it has NAME without pytorch_model.bin.index.json, which lists"),
+        ("tf_model.h5", "it has NAME, which is TensorFlow's; save the weights for PyTorch"),
+        ("bert_model.ckpt.index", "it has NAME, which is TensorFlow's"),
+        ("flax_model.msgpack", "it has NAME, which is Flax's"),
+        ("model.safetensors.incomplete", "it has NAME, which seems to be a part of one; fetch it again"),
+    ):
+        weights = weights.rename(copied / name)
+        assert_refused(copied, "neither model.safetensors nor pytorch_model.bin; ", said.replace("NAME", name))
+    weights.unlink()
+    (copied / "model.safetensors").symlink_to("nowhere")
+    assert_refused(copied, "model.safetensors is a link to nothing; fetch it again")
+
+
+def test_weights_under_other_names_or_quantised_are_told(copied: Path) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    for start in ("module.", "_orig_mod.", "model."):
+        save_file({f"{start}{name}": tensor for name, tensor in tensors.items()}, copied / "model.safetensors")
+        assert_refused(copied, "has no weights of a Bert model under their names (the first is ", f"'{start}bert.emb")
+    for dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn):
+        name = "bert.encoder.layer.1.output.dense.weight"
+        save_file({**tensors, name: tensors[name].to(dtype)}, copied / "model.safetensors")
+        assert_refused(copied, f"is quantised ({name} is {str(dtype).removeprefix('torch.')}); give the model with")
+    (copied / "model.safetensors").unlink()
+    torch.save({"epoch": 3, "state_dict": tensors}, copied / "pytorch_model.bin")
+    assert_refused(copied, "has no weights of a Bert model under their names (the first is 'epoch'); save the model")
+
+
 def test_a_configuration_that_does_not_fit(copied: Path) -> None:
     content = (copied / "config.json").read_text()
     for values, part in (
@@ -450,12 +489,31 @@ def test_a_base_without_tokenizer_files_is_refused(tiny_roberta_folder: Path, co
             assert_refused(folder, f"--base '{folder}'", "has no tokenizer (none of tokenizer.json, vocab.txt")
 
 
+def test_a_vocabulary_without_its_merges_is_refused(tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    """transformers reads every text as single bytes then, and says nothing."""
+    folder = copy_base(tiny_roberta_folder, tmp_path / "roberta")
+    record = json.loads((folder / "tokenizer.json").read_text())
+    model, merges = record["model"], [" ".join(pair) for pair in record["model"]["merges"]]
+    (folder / "tokenizer.json").write_text(json.dumps(record | {"model": model | {"merges": []}}))
+    assert_refused(folder, " of its entries by its merges, so that they are not those of its vocabulary; give the")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    assert_refused(folder, "has a vocab.json without merges.txt, which says how words are made; add that")
+    for kept in (merges, merges[: len(merges) // 4]):
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *kept]), encoding="utf-8")
+        if kept == merges:
+            assert load_base(str(folder)).config.vocab_size >= len(model["vocab"])
+    assert_refused(folder, " of its entries by its merges, so that they are not those of its vocabulary; give the")
+
+
 def test_a_special_token_that_the_files_lack_is_refused(copied: Path) -> None:
     """transformers makes one up, whose row in a padded table has learned nothing."""
     entries = list(json.loads((copied / "tokenizer.json").read_text())["model"]["vocab"])
     for missing in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
         write_vocabulary(copied, [entry for entry in entries if entry != missing])
-        assert_refused(copied, f"has no {missing.strip('[]').lower()} token ({missing})")
+        assert_refused(copied, f"has no {missing.strip('[]').lower()} token ({missing}); ")
+        write_vocabulary(copied, [f"{entry} " if entry == missing else entry for entry in entries])
+        assert_refused(copied, f"has no {missing.strip('[]').lower()} token ({missing}), only '{missing} '; ")
     write_vocabulary(copied, entries)
     assert load_base(str(copied)).config.vocab_size == len(entries)
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError, find_storage_error, to_line
+from domext_ray.files import find_unfetched
 from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place, hash_values, parse_json, require_readable, write_json
 from domext_ray.text.data.documents import read_grouped
@@ -41,6 +42,8 @@ PLAIN_TEXT = (
     "The people of the city read a book in the house. Les gens lisent. Die Leute lesen. La gente lee. "
     "Люди читают книги. 人们在城市里看书。人々は街で本を読む。사람들이 책을 읽는다. الناس يقرأون الكتب."
 )
+SAMPLE_ENTRIES = 1000
+"""By which merges are judged."""
 MAX_CACHED_CHUNKS = 2**18
 SAMPLE_BYTES = 200 * 2**20
 """Text that a vocabulary is learned from, at most; tasks are taken evenly over the corpus."""
@@ -65,9 +68,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         token = getattr(tokenizer, f"{name}_token")
         # One that its files lack is made up by transformers, with an id that the model has not learned.
         if token is None or token not in entries:
+            near = next((entry for entry in entries if token and token in entry), "")
             raise CorpusError(
-                f"the tokenizer of {folder} has no {name} token{f' ({token})' if token else ''}; masked-language "
-                "modelling needs one."
+                f"the tokenizer of {folder} has no {name} token{f' ({token})' if token else ''}"
+                f"{f', only {near[:40]!r}' if near else ''}; masked-language modelling needs one."
             )
     return tokenizer
 
@@ -106,6 +110,12 @@ def check_tokenizer_files(folder: Path) -> None:
             f"{folder} has no tokenizer (none of {', '.join(VOCABULARY_FILES)}); save the tokenizer there "
             "(tokenizer.save_pretrained)."
         )
+    if "vocab.json" in names and not {"merges.txt", "tokenizer.json"} & {*names}:
+        raise CorpusError(f"{folder} has a vocab.json without merges.txt, which says how words are made; add that.")
+    for pattern in (*VOCABULARY_FILES, LAST_FILE, "merges.txt"):
+        for name in fnmatch.filter(names, pattern):
+            if fault := find_unfetched(folder / name):
+                raise CorpusError(f"{folder / name} {fault}.")
 
 
 def make_backend(tokenizer: PreTrainedTokenizerBase | str) -> Tokenizer:
@@ -142,6 +152,15 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
         raise CorpusError(f"{sizes} embedding rows, so some words have none; give the model's own tokenizer.")
     if 2 * len(entries) < num_rows:
         raise CorpusError(f"{sizes} embedding rows, more than half without a word; give the model's own tokenizer.")
+    if isinstance(tokenizer.backend_tokenizer.model, models.BPE):
+        long = [entry for entry in entries if len(entry) > 1 and entry not in tokenizer.all_special_tokens]
+        long = long[:: -(-len(long) // SAMPLE_ENTRIES) or 1]
+        made = [entry for entry in long if len(tokenizer.backend_tokenizer.model.tokenize(entry)) == 1]
+        if 2 * len(made) < len(long):
+            raise CorpusError(
+                f"the tokenizer of {owner} makes {len(made):,} of {len(long):,} of its entries by its merges, so that "
+                "they are not those of its vocabulary; give the model's own merges.txt or tokenizer.json."
+            )
     # Its own entries, too: proteins, say, are no words.
     own = " ".join(entry for entry in entries if entry not in tokenizer.all_special_tokens)
     encode, unknown = tokenizer.backend_tokenizer.encode, {tokenizer.unk_token_id}
