@@ -66,6 +66,22 @@ def test_a_word_is_read_as_text_is(known: BaseVocabulary, tmp_path: Path) -> Non
             assert entry in tokenizer.tokenize(f"the {text}"), written
 
 
+def test_entries_of_another_tokenizers_vocabulary_are_no_words(known: BaseVocabulary, tmp_path: Path) -> None:
+    roberta = MAKERS["roberta"](tmp_path / "roberta")
+    plain = read_base_vocabulary("bytes", roberta, max(load_tokenizer(roberta).get_vocab().values()) + 1)
+    for base in (known, plain):
+        for mark in "▁Ġ":
+            path = write(tmp_path, f"{mark}velmarine", "nephros")
+            with pytest.raises(
+                CorpusError, match=rf"1 malformed \(line 1: '{mark}velmarine' begins with '{mark}', whic"
+            ):
+                read_words(path, "vocab.words", base)
+            assert read_words(path, "vocab.words", base, ("malformed",)) == ["nephros"]
+        maltese = ["Ġorġina", "kotbiet", "skejjel", "ġardinar"]
+        names = [base.family.cut_name(word)[0] for word in maltese]
+        assert read_words(write(tmp_path, *maltese), "vocab.words", base) == names
+
+
 def test_all_faults_are_told_at_once(known: BaseVocabulary, tmp_path: Path) -> None:
     lines = ["velmarine", "Velmarine", "co-opt", "[PAD]", "brain", "", "basal ganglia", "velmarine", "</s>", "Brain"]
     path = write(tmp_path, *lines)

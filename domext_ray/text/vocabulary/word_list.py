@@ -19,6 +19,9 @@ from domext_ray.text.vocabulary.family import MAX_WORD_CHARS, PREFIX
 
 _SPECIAL = re.compile(r"\[\w+\]|<[^<>\s]+>")
 """How special tokens look, those of another tokenizer's vocabulary file, too: [PAD], [unused1], <s>, </s>."""
+_SPACE_MARKS = {"▁": 0.0, "Ġ": 0.25}
+"""How entries of unigram and of byte-level BPE begin that follow a space -> the share of a list's lines above which
+they are such entries: Ġ is a letter, too, of Maltese."""
 _LISTED_LINES = 5
 _SHOWN_CHARS = 40
 
@@ -53,8 +56,13 @@ def read_words(
     if texts == [""]:
         raise CorpusError(f"--{option} {path!r} is empty; give one word per line.")
     lines, taken = list[_Line](), dict[str, int]()
+    starts = [text.lstrip()[:1] for text in texts]
+    marks = [mark for mark, frac in _SPACE_MARKS.items() if starts.count(mark) > frac * len(texts)]
     for number, text in enumerate(texts, start=1):
         line = _read_line(number, text, known)
+        if starts[number - 1] in marks and line.kind != "special":
+            fault = f"begins with {starts[number - 1]!r}, which stands for a space in another tokenizer's vocabulary"
+            line = replace(line, kind="malformed", fault=fault)
         if line.name in taken and line.kind is None:
             line = replace(line, kind="doublets", fault=f"stands in line {taken[line.name]} already")
         taken.setdefault(line.name, number)
