@@ -101,6 +101,19 @@ KEPT: dict[str, tuple[Mapping[str, bytes], str, str]] = {
         "a.txt",
         "LICENSE, NOTICE.md, README and 4 more",
     ),
+    "left behind": (
+        list_files("a.txt a.txt.bak b.txt.swp #a.txt# ~$a.txt c.txt.part d.txt.crdownload e.txt.orig"),
+        "a.txt",
+        "#a.txt#, a.txt.bak, b.txt.swp and 4 more",
+    ),
+    "brat": (list_files("a.txt a.ann b.txt b.ann"), "a.txt b.txt", ": a.ann, b.ann;"),
+    "annotations alone": (list_files("a.ann b.ann"), "a.ann b.ann", ""),
+    "few pages": (
+        list_files("1.txt 2.txt 3.md 4.log 5.html 1.conllu"),
+        "1.conllu 1.txt 2.txt 3.md 4.log 5.html",
+        ALL_READ,
+    ),
+    "a page": (list_files("1.txt 2.txt 3.md 4.log 5.html"), "1.txt 2.txt 3.md 4.log", "another kind .*: 5.html;"),
     "names like these": (
         list_files(f"license-talks.txt noticed.txt {COMMITS[0]} state.json.txt tmpa1b2c3_4.txt"),
         f"license-talks.txt noticed.txt {COMMITS[0]} state.json.txt tmpa1b2c3_4.txt",

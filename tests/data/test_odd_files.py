@@ -34,6 +34,7 @@ def read_spec(spec: str | Path, **options: Any) -> tuple[list[str], Dropped]:
     return read_texts(spec, PrepareConfig(**{"min_document_chars": 1, **options}))
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
 ARRAY = [{"text": SENTENCE}, {"text": SENTENCE}]
 REFUSED: dict[str, tuple[bytes, str]] = {
     "utf16.txt": (SENTENCE.encode("utf-16"), "is UTF-16, not UTF-8; run iconv -f UTF-16 -t UTF-8 FILE > NEW"),
@@ -71,7 +72,27 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "other.parquet.gz": (gzip.compress(dump_parquet(ARRAY)), "cannot be read to its end"),
     "text.arrow": (b"no arrow at all", "text.arrow cannot be read to its end"),
     "other.csv": (b"id,body\n1,a\n", r"has no column 'text' \(it has id, body\); set --prepare.field, or name it .txt"),
-    "semicolons.csv": (b"id;text\n1;a\n", "parted by ';', and those of a .csv file must be by ','"),
+    "page.html": (b"<!-- saved by me -->\n<!-- and you -->\n<html><p>a", "no plain text but HTML; run pandoc -f html"),
+    "paper.xml": (b'<?xml version="1.0"?>\n<PubmedArticleSet>', "is no plain text but XML; take its texts out"),
+    "paper.nxml": (b'<!DOCTYPE article PUBLIC "-//NLM">\n<article>', "no plain text but XML; .* pandoc -f jats"),
+    "wiki.txt": (b'<mediawiki xmlns="http://www">\n', "is no plain text but XML"),
+    "mail.txt": ("患者の腎臓".encode("iso2022_jp"), "is ISO-2022-JP, not UTF-8; run iconv -f ISO-2022-JP -t UTF-8"),
+    **{f"pointer.{end}": (POINTER, "is a pointer of Git LFS, not") for end in ("txt", "txt.gz", "jsonl", "csv.gz")},
+    **{f"pointer.{end}": (POINTER, "is a pointer of Git LFS, not") for end in ("parquet", "arrow")},
+    "rows": (
+        b'{"id": 1, "text": "a"}\n' * 9,
+        "rows is JSON Lines, and such a file's name must end in .jsonl; rename it",
+    ),
+    "rows.txt.gz": (gzip.compress(b'{"text": "a"}\n'), "is JSON Lines, and such a file's name must end in .jsonl"),
+    "array.txt": (json.dumps(ARRAY, indent=1).encode(), r"but an array; run jq -c '.\[\]' FILE > NEW.jsonl"),
+    "notebook.ipynb": (json.dumps({"cells": ARRAY}, indent=1).encode(), "an array in cells; run jq -c '.cells.*' FILE"),
+    "table.csv.txt": (b"id,text\n1,a\n2,b\n", "begins with the names of columns, 'text' among them; name it .csv"),
+    "table.dat": (b"id\tText\n1\ta\n2\tb\n", "begins with the names of columns, 'Text' among them; name it .tsv"),
+    "quoted.txt": (b'"id";"text"\n1;"a; b\nc"\n2;"b"\n', "begins with the names of columns, .* name it .csv"),
+    "wrapped.json": (json.dumps({"v": 1.5, "my data": ARRAY}).encode(), r"""jq -c '."my data"\[\]' FILE"""),
+    "wrapped-2.json": (json.dumps({"name": "a", "rows": ARRAY * 9999}, indent=1).encode(), r"run jq -c '.rows\[\]'"),
+    "joined.json": (b'{"text": "a"}{"text": "b"}', "objects without line breaks between them; run jq -c . FILE"),
+    "ids.json": (json.dumps(dict.fromkeys(map(str, range(20)), "a")).encode(), "but an object of texts; run jq -c '.*"),
     "twice.csv": (b"text,text\na,b\n", "has 2 columns 'text'"),
     "empty.csv": (b"", "empty.csv cannot be read to its end"),
 }
@@ -124,7 +145,13 @@ def test_a_field_that_holds_a_list_or_is_within_an_object_is_named_with_what_tak
     for num_rows, row, message in (
         (9, '{"text": ["a", "b"]}', r"9 rows with a list as 'text'; .*; run jq -c '.\[\"text\"\] \|= join\(\" \"\)'"),
         (1, '{"text": ["a", "b"], "id": [1, 2]}', "1 row with a list as 'text'; .*; if its lists are columns, run jq"),
-        (9, '{"id": 1, "doc": {"text": "a"}}', "9 rows with 'text' within another object; .*; run jq -c"),
+        (
+            9,
+            '{"id": 1, "doc": {"text": "a"}}',
+            r"9 rows with 'text' within another object; .*\(it is in doc\)\); run jq",
+        ),
+        (9, '{"doc": {"body": {"text": "a"}}}', r"'text' within another object; .*\(it is in doc.body\)\); run jq"),
+        (1, '{"text": "a"},', r"1 row that is no JSON; the first is .*:1 \(column 14: Extra data\)\); mend these rows"),
     ):
         path.write_text(f"{row}\n" * num_rows)
         with pytest.raises(CorpusError, match=message):
@@ -189,6 +216,73 @@ def test_other_columns_of_text(tmp_path: Path) -> None:
         write_arrow(tmp_path / "a.arrow", table)
         documents, dropped = read_spec(tmp_path / "a.arrow")
         assert documents == ["first", "third"] and dropped.counts == {"null": 1}
+
+
+def test_bytes_of_utf8_are_a_text_where_that_column_is_asked_for(tmp_path: Path) -> None:
+    column = pa.array([b"first", None, b"b\xff", b"last"])
+    for number, kind in enumerate((pa.binary(), pa.large_binary())):
+        write_arrow(tmp_path / f"{number}.arrow", pa.table({"text": column.cast(kind), "image": column.cast(kind)}))
+        documents, dropped = read_spec(tmp_path / f"{number}.arrow")
+        assert documents == ["first", "last"] and dropped.counts == {"null": 1, "bad_utf8": 1}
+
+
+def test_lines_that_seem_to_be_rows_are_read_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.say.cache_clear()
+    log, table = '{"level": "info", "said": "a text of some length"}\n', "a name\ta text of some length\n"
+    for i in range(2):
+        (tmp_path / f"{i}.log").write_text(log * 9)
+        (tmp_path / f"{i}.out").write_text(f"# a comment\n{table * 9}")
+    (tmp_path / "reviews.txt").write_text('id,review\n1,"a text, of some length"\n2,"another\none"\n3,more\n')
+    documents, dropped = read_spec(tmp_path)
+    assert documents.count(log.strip()) == 18 and documents.count(table.strip().replace("\t", " ")) == 18
+    dropped.require_text(str(tmp_path), len(documents), PrepareConfig())
+    told = "in {} files each line {}, and is read whole, as the file's name says; to read one of {}; the first is {}."
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: {line}"
+        for line in (
+            told.format(2, "is an object of JSON", "its fields name it .jsonl", tmp_path / "0.log"),
+            told.format(3, "has columns", "them name it .tsv or .csv", tmp_path / "0.out"),
+        )
+    ]
+
+
+def test_text_that_only_begins_like_rows_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.say.cache_clear()
+    for text in (
+        '{"a" is a set, and this a text.\n',
+        "[[File:x.png]] and a text\n",
+        "[1] A reference, with words\n",
+        '"Quoted," she said, "and more."\n',
+        "Hello, world\nand then, more\nof it, still\n",
+        "text\nand more of it\nand more\n",
+        "a\tb\nand no tab\nhere\n",
+    ):
+        (tmp_path / "a.txt").write_text(text)
+        documents, dropped = read_spec(tmp_path)
+        dropped.require_text(str(tmp_path), len(documents), PrepareConfig())
+        assert documents == [" ".join(line.split()) for line in text.splitlines()]
+    assert not capsys.readouterr().err
+
+
+def test_a_header_says_what_parts_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content, separator in (
+        ("a.csv", '"id";"text"\n1;"one; ""two""\nthree"\n', ";"),
+        ("b.csv", 'id\ttext\n1\tone; "two" three\n', "\t"),
+        ("c.csv.gz", 'id|text\n1|one; "two" three\n', "|"),
+        ("d.tsv", 'id,text\n1,"one; ""two"" three"\n', ","),
+    ):
+        files.say.cache_clear()
+        data = content.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        documents, dropped = read_spec(tmp_path / name)
+        assert documents == ['one; "two" three'], name
+        dropped.require_text(name, 1, PrepareConfig())
+        told = f"note: in 1 table columns are parted by {separator!r}, as the first line shows; the first is "
+        assert capsys.readouterr().err == f"{told}{tmp_path / name}, line 1.\n"
+    for content in ("text\none; two\n", "a text; another\n1;2\n" * 9):  # one column, and a text for a header
+        (tmp_path / "e.csv").write_text(content)
+        if content.startswith("text"):
+            assert read_spec(tmp_path / "e.csv")[0] == ["one; two"]
 
 
 def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:

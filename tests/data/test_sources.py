@@ -180,7 +180,7 @@ def test_every_kind_of_file_has_the_same_documents(tmp_path: Path) -> None:
         assert read_spec(path, field="body")[0] == ["first text", "second text", "third text"], path
 
 
-def test_globs_lists_and_folders(tmp_path: Path) -> None:
+def test_globs_lists_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a1.txt", "a2.txt", "b1.txt", "deep/a3.txt", ".hidden/a4.txt", "a(5).txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"the file {name} says this\n")
@@ -195,6 +195,13 @@ def test_globs_lists_and_folders(tmp_path: Path) -> None:
     assert names(f"{tmp_path}/[ab]1.txt") == ["a1.txt", "b1.txt"]
     assert names(f"{tmp_path}/a(*).txt") == ["a(5).txt"]
     assert names(f"{tmp_path}/d*/**/*.txt") == ["deep/a3.txt"]
+    folders.say.cache_clear()
+    assert names(f"{tmp_path}/**/.*/a[34].txt") == names(f"{tmp_path}/**/a4.txt") == [".hidden/a4.txt"]
+    assert ".hidden/a4.txt" in names(f"{tmp_path}/**") and names(f"{tmp_path}/.hidden/*") == [".hidden/a4.txt"]
+    assert not capsys.readouterr().err
+    assert names(f"{tmp_path}/**/a[34].txt") == [".hidden/a4.txt", "deep/a3.txt"]
+    told = f"note: --corpus names hidden files, too, by a glob: {tmp_path}/.hidden/a4.txt; a folder leaves them out.\n"
+    assert capsys.readouterr().err == told
     assert names(f"file://{tmp_path}/b1.txt, {tmp_path}/a1.txt") == ["b1.txt", "a1.txt"]
     assert names(str(tmp_path)) == ["a(5).txt", "a1.txt", "a2.txt", "b1.txt", "deep/a3.txt"]
 
@@ -216,7 +223,8 @@ def test_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.txt").touch()
     monkeypatch.chdir(tmp_path)
     for spec, message in (
-        ("missing.txt", "names no file"),
+        ("missing.txt", "names no file; give a file"),
+        ("emtpy.txt", r"names no file; did you mean empty.txt\?"),
         ("missing/*.txt", "names no file"),
         ("empty.txt", "is empty"),
     ):

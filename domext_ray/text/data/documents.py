@@ -30,7 +30,8 @@ from domext_ray.text.data.files import (
     require_utf8_text,
 )
 from domext_ray.text.data.groups import count_values, describe_option, find_within, hash_group, may_say_whose
-from domext_ray.text.data.readers import TEXT_FIELD, is_text, read_lines, read_rows
+from domext_ray.text.data.plain_text import require_plain_text
+from domext_ray.text.data.readers import TEXT_FIELD, is_bytes, is_text, read_lines, read_rows
 from domext_ray.text.data.sources import ReadTask
 
 Numbered = tuple[int, tuple[str | bytes, ...], Any]
@@ -140,6 +141,8 @@ def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped:
         return
     with name_unreadable(file), open_stream(file) as stream:
         head = b"" if task.start else require_utf8_text(file, stream)
+        if head:
+            require_plain_text(file.path, head, prepare.text_fields, dropped.forms)
         if prepare.document != "file":
             require_lines(file.path, head)
         if prepare.document == "file":
@@ -200,14 +203,16 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             add("no_field", number=number, note=f"it is no object but {type(row.value).__name__}")
         elif row.reason:
             note = "{} of {} columns".format(*row.value) if row.reason == "bad_csv" else ""
+            note = row.fault.removeprefix("is no JSON (").removesuffix(")") if row.reason == "bad_json" else note
             add(row.reason, number=number, note=note)
         elif row.value is not None:
             values = tuple(row.value[name] for name in names if name in row.value)
             group = row.value.get(prepare.grouped_by)
             if len(values) < len(names):
-                inner = (value for value in row.value.values() if isinstance(value, dict))
-                is_nested = any(all(name in row.value or name in value for name in names) for value in inner)
-                add("nested" if is_nested else "no_field", number=number, note=_list_names(row.value))
+                within = [(name,) if name in row.value else find_within(row.value, name) for name in names]
+                outer = ".".join(max(within, key=len)[:-1])
+                note = f"it is in {outer}" if all(within) else _list_names(row.value)
+                add("nested" if all(within) else "no_field", number=number, note=note)
             elif not all(isinstance(value, str) for value in values):
                 is_list = all(isinstance(value, str | list) for value in values)
                 add("null" if None in values else "list" if is_list else "not_text", number=number)
@@ -236,10 +241,10 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
     for column, option in [*columns, *([(prepare.grouped_by, _GROUP_OPTION)] if prepare.grouped_by else [])]:
         if names.count(column) != 1:
             fault = f"{names.count(column)} columns" if column in names else "no column"
-            hint = "" if schema is not None else _hint_at_separator(file, prepare, names)
+            hint = "" if schema is not None or prepare.pair else ", or name it .txt to take its lines as they are"
             raise CorpusError(f"{file.path} has {fault} {column!r} ({_list_names(names)}); set {option}{hint}.")
         kind = None if schema is None else schema.field(column).type
-        if kind is not None and not is_text(kind):
+        if kind is not None and not is_text(kind) and not is_bytes(kind):
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             is_group = option == _GROUP_OPTION
             if is_group and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -247,11 +252,3 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
             raise CorpusError(
                 f"the column {column!r} of {file.path} holds {kind}, not text{' or numbers' * is_group}; set {option}."
             )
-
-
-def _hint_at_separator(file: SourceFile, prepare: PrepareConfig, names: Sequence[str]) -> str:
-    found = next((char for char in ",;\t|" if char in names[0]), "")
-    if len(names) == 1 and found:
-        separator = "\t" if file.suffix == ".tsv" else ","
-        return f"; its columns are parted by {found!r}, and those of a {file.suffix} file must be by {separator!r}"
-    return "" if prepare.pair else ", or name it .txt to take its lines as they are"

@@ -115,6 +115,7 @@ class Dropped:
             for reason, words in reasons.items():
                 if number := self.counts[reason]:
                     first = f"; the first is {self.places[reason]}" if reason in self.places else ""
+                    words = words.replace("that are", "that is") if number == 1 else words
                     lines.append(f"{number:,} {noun}{'s' * (number != 1)} {words.format(**values)}{first}")
         return lines
 

@@ -28,9 +28,20 @@ import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError, StorageError, name_file, to_line
-from domext_ray.files import ASSETS, EVERYTHING, Globs, matches, split_glob, split_paths, walk
+from domext_ray.files import (
+    ASSETS,
+    EVERYTHING,
+    POINTER_FAULT,
+    Globs,
+    is_pointer,
+    matches,
+    split_glob,
+    split_paths,
+    walk,
+)
 from domext_ray.storage import Place, find_cache, find_fault, hash_text, is_address
 from domext_ray.text.data.folders import CARD, choose_text, name_few, say, say_train
+from domext_ray.text.data.names import describe_near, find_near
 
 PACKAGE_DOCS = "package-docs"
 SHIPPED = {REPAIR_NOTES: str(ASSETS / "sets" / "repair_notes" / "text.txt.gz")}
@@ -45,6 +56,8 @@ _KINDS |= {".csv": CSV, ".tsv": CSV}
 _ARCHIVES = (".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar", ".tar", ".tgz", ".tar.gz")
 _OFFICE = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".xls", ".xlsx", ".ods", ".ppt", ".pptx", ".epub", ".djvu")
 _UNREADABLE = (*_ARCHIVES, *_OFFICE)
+_NO_PROSE = (".xml", ".nxml", ".html", ".htm", ".xhtml", ".ipynb", ".conll", ".conllu", ".iob", ".iob2", ".bio")
+"""Files of text that are no texts to read beside others: each is a kind of its own in a folder."""
 LOCAL = ("", "file")
 SYSTEMS = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 """What Arrow reads beside this machine's disks."""
@@ -54,7 +67,7 @@ _COMMIT = "[0-9a-f]{40}"
 """A revision that cannot move. Behind a branch or tag and another @, it is what that was when work began."""
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 LISTING_THREADS = 16
-_CARD_BYTES = 2**20
+_CARD_BYTES, _MOST_POINTER_BYTES = 2**20, 1024
 _GZIP, _GZIP_MAGIC = ".gz", b"\x1f\x8b"
 HEAD_BYTES = 2**16
 """By which a file's kind and encoding are seen."""
@@ -76,9 +89,14 @@ RECODE = (
 _NOT_UTF8 = "is {0}, not UTF-8; run iconv -f {0} -t UTF-8 FILE > NEW"
 _NOT_TEXT = f"is not UTF-8 text but {{}}; give {READABLE}"
 _MARKUP = "is no plain text but {}; run pandoc -f {} -t plain --wrap none FILE > NEW.txt and give that"
+_XML = (
+    "is no plain text but XML; take its texts out and give these (for an article of PubMed Central, run "
+    "pandoc -f jats -t plain --wrap none FILE > NEW.txt)"
+)
 _SIGNATURES = (
     (rb"\xff\xfe\0\0|\0\0\xfe\xff", _NOT_UTF8.format("UTF-32")),
     (rb"\xff\xfe|\xfe\xff", _NOT_UTF8.format("UTF-16")),
+    (rb"\x1b\$[@B]", _NOT_UTF8.format("ISO-2022-JP")),
     (rb"%PDF-", _NOT_TEXT.format("a PDF")),
     (rb"PK\x03\x04", _NOT_TEXT.format("a zip archive or an office document")),
     (_GZIP_MAGIC, _NOT_TEXT.format("gzip, whose name must end in .gz")),
@@ -86,7 +104,8 @@ _SIGNATURES = (
     (rb"\x28\xb5\x2f\xfd", _NOT_TEXT.format("zstd")),
     (rb"PAR1", _NOT_TEXT.format("Parquet, whose name must end in .parquet")),
     (rb"ARROW1", _NOT_TEXT.format("Arrow, whose name must end in .arrow")),
-    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", _MARKUP.format("HTML", "html")),
+    (rb"(?is)(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", _MARKUP.format("HTML", "html")),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|mediawiki)\b", _XML),
     (rb"(?i)(\xef\xbb\xbf)?\s*\{\\rtf", _MARKUP.format("RTF", "rtf")),
 )
 """How files begin that are no UTF-8 text, as patterns; what each is, and what to do about it."""
@@ -185,7 +204,9 @@ def _find_paths(entry: str, scheme: str, path: str, by_names: bool) -> list[Sour
         )
     if not infos:
         hint = f"; a dataset of the hub is {HUB}://{entry}" if re.fullmatch(_HUB_NAME, entry) else ""
-        raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}{hint}.")
+        near = describe_near(find_near(entry)) if scheme in LOCAL else ""
+        give = near or f"give a file, a glob, a folder or {PACKAGE_DOCS}{hint}."
+        raise CorpusError(f"--corpus {entry!r} names no file; {give}")
     for info in infos:
         if not info.is_file:
             is_missing = info.type == _NOTHING
@@ -218,8 +239,18 @@ def _list_files(filesystem: pafs.FileSystem, path: str, by_names: bool) -> list[
     if any(char in path for char in "*?["):  # * and ? match within a folder's name, ** across folders
         folder, globs = split_glob(path)
         if filesystem.get_file_info(folder).type == pafs.FileType.Directory:
-            return _list_all(filesystem, folder, globs)[0]
+            found = _list_all(filesystem, folder, globs)[0]
+            if not path.endswith("/**") and "/." not in path[len(folder) :]:  # else they are meant
+                _say_hidden(filesystem, folder, [info.path for info in found])
+            return found
     return []
+
+
+def _say_hidden(filesystem: pafs.FileSystem, folder: str, paths: Sequence[str]) -> None:
+    """Name the hidden files that a glob matches, which a shell's would not."""
+    hidden = [_name(filesystem, path) for path in paths if "/." in path[len(folder.rstrip("/")) :]]
+    if 0 < len(hidden) < len(paths):
+        say(f"--corpus names hidden files, too, by a glob: {name_few(hidden)}; a folder leaves them out")
 
 
 def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
@@ -407,8 +438,9 @@ def _find_kind(path: str) -> str:
 
 
 def _find_form(path: str) -> str:
-    """Return a file's kind, or of one that cannot be read what its name ends in."""
-    return find_suffix(path) if path.lower().endswith(_UNREADABLE) else _find_kind(path)
+    """Return a file's kind, or of one that cannot be read, or whose text is none by itself, what its name ends in."""
+    name = path.lower().removesuffix(_GZIP)
+    return find_suffix(path) if path.lower().endswith(_UNREADABLE) or name.endswith(_NO_PROSE) else _find_kind(path)
 
 
 def find_suffix(path: str) -> str:
@@ -421,7 +453,18 @@ def open_file(file: SourceFile) -> pa.NativeFile:
     """Open a file wherever it is; of the hub, a copy of that commit's in this machine's cache."""
     if file.scheme == HUB:
         return pafs.LocalFileSystem().open_input_file(_download(file))
-    return _open_filesystem(file.scheme, file.path).open_input_file(file.path)
+    source = _open_filesystem(file.scheme, file.path).open_input_file(file.path)
+    _require_fetched(file, source)
+    return source
+
+
+def _require_fetched(file: SourceFile, source: IO[bytes] | pa.NativeFile) -> None:
+    """Refuse what Git LFS left in place of a file; one that is larger is not looked at."""
+    if file.size < _MOST_POINTER_BYTES:
+        if is_pointer(source.read(_MOST_POINTER_BYTES)):
+            source.close()
+            raise CorpusError(f"{file.path} {POINTER_FAULT}.")
+        source.seek(0)
 
 
 def _download(file: SourceFile) -> str:
@@ -457,6 +500,7 @@ def open_stream(file: SourceFile) -> IO[bytes]:
     """Open a file of text, through gzip if its name says so."""
     path = _download(file) if file.scheme == HUB else file.path
     source = open_file(file) if file.scheme not in (*LOCAL, HUB) else open(path, "rb")  # noqa: SIM115
+    _require_fetched(file, source)
     if not file.is_gzip:
         return source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)
     if source.read(2) != _GZIP_MAGIC:

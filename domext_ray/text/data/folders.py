@@ -31,7 +31,9 @@ _BESIDE = re.compile(
     r"|_\w+"  # _SUCCESS, _metadata, _started_1: Spark, Databricks, Hive
     r"|dataset_infos?\.json|dataset_dict\.json"
     r"|(?:md5|sha\d+|check)sums?(?:\.txt)?|.*\.(?:crc|md5|sha\d+|sig|asc|lock)"
-    r"|thumbs\.db|desktop\.ini|.*~)",
+    r"|thumbs\.db|desktop\.ini|.*~|~\$.*|#.*#"
+    r"|.+\.(?:bak|orig|swp|tmp|part|partial|crdownload|incomplete)"  # copies of editors, unfinished downloads
+    r"|.+\.ann)",  # brat's annotations of texts
     re.IGNORECASE,
 )
 """What describes files, or is left behind by programs, by the last part of its name."""

@@ -35,6 +35,11 @@ _FORMS = {
     ),
     r'\{\s*"schema"\s*:\s*\{': ("an object of a schema and data, as pandas writes them", ".data[]"),
 }
+_WRAPPED = re.compile(rf'\{{(?:\s*{_KEY}\s*(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)\s*,)*\s*"([^"\\]+)"\s*:\s*\[\s*\{{')
+_MOST = 3 / 4
+"""Of an object that has its rows in an array."""
+_FEWEST_IDS = 20
+"""Of an object of texts: a row has fewer fields."""
 _ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u200[bB]")
 
 
@@ -53,7 +58,9 @@ def require_json_lines(
     a field becomes; if it is empty, such a row is not refused here. Nor is JSON whose program for jq is in `taken`.
     """
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    what, program = _find_form(text, fields)
+    what, program = ("", "") if LINES in taken else _find_wrapped(text, fields)
+    if not program:
+        what, program = _find_form(text, fields)
     if program and program not in taken and (field or "FIELD" not in program):
         program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
         program = shlex.quote(program)
@@ -73,8 +80,10 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
         return "", ""
     except ValueError as error:
         if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
-            has_text = any(re.search(rf"{re.escape(json.dumps(field))}\s*:\s*\"", text) for field in fields)
-            return ("", "") if form[1] == COLUMNS and has_text and not end else form
+            has_field = any(re.search(rf"{re.escape(json.dumps(field))}\s*:\s*\"", text) for field in fields)
+            return ("", "") if form[1] == COLUMNS and has_field and not end else form
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and line[error.pos] in "{[":
+            return "objects without line breaks between them", LINES
         is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
         return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
     is_alone, is_like = not rest.strip(), rest.lstrip()[:1] == line[0]
@@ -84,11 +93,29 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
     if any(are_texts) and not (is_alone and all(are_texts)):
         return "an array a line", "{FIELD: .[PLACE]}"
     if isinstance(value, dict) and value:
-        if _has_text(value, fields):
+        if has_text(value, fields):
             return "", ""
-        if is_alone and all(_has_text(item, fields) for item in value.values()):
+        if is_alone and all(has_text(item, fields) for item in value.values()):
             return "an object of objects", ITEMS
+        if is_alone and len(value) >= _FEWEST_IDS and all(isinstance(item, str) for item in value.values()):
+            return "an object of texts", ".[] | {FIELD: .}"
     return form
+
+
+def _find_wrapped(text: str, fields: Sequence[str]) -> tuple[str, str]:
+    """What one object is that has its rows in an array, and the program; see `_find_form`."""
+    if (found := _WRAPPED.match(text)) is None:
+        return "", ""
+    key = json.loads(f'"{found[1]}"')
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+        is_most = len(json.dumps(value[key])) > _MOST * len(json.dumps(value))  # else these are of a text beside them
+        is_row = bool(text[end:].strip()) or has_text(value, fields) or not is_most
+    except (ValueError, RecursionError):  # it is longer than this beginning: a row would have no line breaks
+        is_row = "\n" not in text[: found.end()] or any(json.dumps(field) in found[0] for field in fields)
+    if is_row:
+        return "", ""
+    return f"an object with an array in {key}", f".{key if key.isidentifier() else json.dumps(key)}[]"
 
 
 def _find_place(text: str) -> str:
@@ -101,5 +128,6 @@ def _find_place(text: str) -> str:
     return str(max(range(len(values)), key=lambda i: len(values[i]) if isinstance(values[i], str) else -1, default=0))
 
 
-def _has_text(value: Any, fields: Sequence[str]) -> bool:
+def has_text(value: Any, fields: Sequence[str]) -> bool:
+    """Whether a value is an object that has a text in one of some fields."""
     return isinstance(value, dict) and any(isinstance(value.get(field), str) for field in fields)

@@ -244,7 +244,11 @@ def read_columns(
             batches = parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=wanted)
         number = 0
         for batch in batches:
-            columns = {name: _to_values(batch.column(i)) for i, name in enumerate(batch.schema.names) if name in wanted}
+            columns = {
+                name: _to_values(batch.column(i), is_asked=fields is not None and name in fields)
+                for i, name in enumerate(batch.schema.names)
+                if name in wanted
+            }
             for i in range(batch.num_rows):
                 number += 1
                 values = {name: column[i] for name, column in columns.items()}
@@ -270,17 +274,20 @@ def _open_arrow(source: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
     return iter(stream), stream.schema
 
 
-def _to_values(column: pa.Array) -> list[Any]:
-    """The values of a column, of a text that is not UTF-8 the error; a damaged column is an ArrowInvalid."""
+def _to_values(column: pa.Array, *, is_asked: bool = False) -> list[Any]:
+    """The values of a column, of a text that is not UTF-8 the error; a damaged column is an ArrowInvalid.
+
+    Bytes are a text where that column `is_asked` for.
+    """
     if pa.types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()
-    is_texts = is_text(column.type)
-    if is_texts:  # as bytes, so that one that is not UTF-8 costs itself and no more
+    if is_text(column.type):  # as bytes, so that one that is not UTF-8 costs itself and no more
         column = column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
         column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+        is_asked = True
     column.validate(full=True)
-    if is_texts:
+    if is_asked and is_bytes(column.type):
         return [cell if cell is None else _decode(cell) for cell in column.to_pylist()]
     return [part_values(cell) for cell in column.to_pylist()] if pa.types.is_nested(column.type) else column.to_pylist()
 
@@ -308,6 +315,12 @@ def is_text(kind: pa.DataType) -> bool:
     """Whether a column of a type holds texts."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a column of a type holds bytes: texts, too, as Impala and old versions of Spark and Hive write them."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def has_half_pair(text: str) -> bool:

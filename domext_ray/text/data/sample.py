@@ -7,7 +7,7 @@ dry run also estimates rows from it (`corpus.estimate`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from domext_ray.text.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_fil
 from domext_ray.text.data.folders import say
 from domext_ray.text.data.groups import ALL_KINDS, PEOPLE, tell_groups
 from domext_ray.text.data.package_docs import write_docs
+from domext_ray.text.data.remains import tell_remains
 from domext_ray.text.data.sources import ReadTask, cut_tasks
 from domext_ray.text.data.tables import tell_forms
 
@@ -62,6 +63,13 @@ class Sample:
         return [document for place in self.places for document in place.documents]
 
     @property
+    def named(self) -> Iterator[tuple[str, str]]:
+        """The documents, each behind the path of its file."""
+        for place in self.places:
+            paths = (path for path, number in place.files for _ in range(number))
+            yield from zip(paths, place.documents, strict=True)
+
+    @property
     def is_whole(self) -> bool:
         """Whether these are all documents of the corpus."""
         return self.frac == 1 and all(sum(map(len, place.documents)) == place.num_chars for place in self.places)
@@ -80,6 +88,8 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     files = [*map(write_docs, files)] if to_end else files
     sample = read_sample(files, prepare, to_end=to_end)
     tell_forms(sample.dropped.forms)
+    if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
+        tell_remains(spec, sample.named)
     dropped, documents = sample.dropped, sample.documents
     has_docs = any(source.kind == PACKAGE_DOCS for source in files)  # which are text
     if sample.frac == 1 or (

@@ -28,7 +28,14 @@ Forms: TypeAlias = dict[str, list[Any]]
 """What was understood of the forms of tables: how many of each, and where the first shows it."""
 
 _PLAIN, _QUOTED, _ESCAPED, _SPACED, _SEPARATOR = "plain", "quoted", "escaped", "spaced", "separator"
+JSON_AS_TEXT, COLUMNS_AS_TEXT = "json", "columns"
+"""Files of text that seem to be something else: see `plain_text`."""
+SEPARATORS = "\t,;|"
+_NAMED = "and is read whole, as the file's name says; to read one of"
 _TOLD = {
+    JSON_AS_TEXT: f"each line is an object of JSON, {_NAMED} its fields name it .jsonl",
+    COLUMNS_AS_TEXT: f"each line has columns, {_NAMED} them name it .tsv or .csv",
+    **{char: f"columns are parted by {char!r}, as the first line shows" for char in SEPARATORS},
     _PLAIN: "quotes are text, since some cells that begin with one do not end with it",
     _QUOTED: "cells in quotes are read without them, as those of a CSV",
     _ESCAPED: 'a backslash escapes a quote, as in Spark\'s tables, so \\" is read as "',
@@ -54,6 +61,7 @@ _FIRST_CHARS, _MOST_CHARS, _OPEN_CHARS = 2**20, 2**23, 2**22
 """Of the rows by which a form is chosen: more, up to a bound, while these leave it open; and of a cell that would be
 closed by then if its quote were one."""
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"\\]|\t)"?\s*')
+_COLUMN_NAME = re.compile(r"[\w .()/-]{0,40}")
 _UNESCAPED = {'\\"': '""', "\\\\": "\\"}
 _IN_QUOTES = re.compile(r'\\["\\]|""?')
 
@@ -89,9 +97,10 @@ def read_cells(stream: IO[bytes], path: str, *, is_tsv: bool, max_cell: int, for
 
 
 def tell_forms(forms: Forms) -> None:
-    """Say on standard error, once a process, what was understood of the forms of tables."""
+    """Say on standard error, once a process, what was understood of the forms of tables and of files of text."""
     for form, (number, place) in forms.items():
-        say(f"in {number:,} table{'s' * (number != 1)} {_TOLD[form]}; the first is {place}")
+        noun = "file" if form in (JSON_AS_TEXT, COLUMNS_AS_TEXT) else "table"
+        say(f"in {number:,} {noun}{'s' * (number != 1)} {_TOLD[form]}; the first is {place}")
 
 
 class _Undecided(Exception):  # noqa: N818 (it is no error)
@@ -119,14 +128,17 @@ class _Table:
     waiting: deque[str] = field(default_factory=deque)  # lines that were looked at
 
     def find_separator(self) -> None:
-        """Take the separator from Excel's line, if that is there."""
+        """Take the separator from Excel's line, or from a header that has another one than the file's name says."""
         first = next(self.lines, "")
         if found := _SEPARATOR_LINE.fullmatch(first):
             self.separator, self.num_lines = found[1], 1
             self.form = _PLAIN if found[1] == "\t" else _QUOTED
             self._note(_SEPARATOR, 1)
-        else:
-            self.waiting.append(first)
+            return
+        self.waiting.append(first)
+        if self.separator not in first and (other := _find_other_separator(first)):
+            self.separator, self.form = other, _PLAIN if other == "\t" else _QUOTED
+            self._note(other, 1)
 
     def read(self) -> Iterator[TableRow]:
         """Yield the rows; the fault of one that cannot be read is one of `_STRAY` to `_BREAK`."""
@@ -256,6 +268,15 @@ class _Trial:
     def texts(self) -> list[tuple[str, ...]]:
         """The rows, but for backslashes that escape backslashes."""
         return [(fault, *(cell.replace("\\\\", "\\") for cell in cells)) for _, cells, fault in self.rows]
+
+
+def _find_other_separator(line: str) -> str:
+    """Return what parts the names of columns in a line; empty: it is no such line."""
+    for separator in SEPARATORS:
+        names = [name.strip().strip('"') for name in line.split(separator)]
+        if len(names) > 1 and any(names) and all(map(_COLUMN_NAME.fullmatch, names)):
+            return separator
+    return ""
 
 
 def _choose_escape(quoted: _Trial, escaped: _Trial) -> str:

@@ -1,0 +1,67 @@
+"""What is left in texts of another form is told by a sample, before a run, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.text.data import folders
+from domext_ray.text.data.sample import check_corpus
+
+TEXT = "The patient said that the café “Zoë” was closed, and was noted on day {}."
+MENDED = {
+    "UTF-8 that was read as Latin-1": [TEXT.encode().decode("cp1252", "replace"), TEXT.encode().decode("latin-1")],
+    "U+FFFD, where a character was lost": [TEXT.replace("é", "\ufffd")],
+    "tags or entities of HTML or XML": [
+        f"<p>{TEXT}</p>",
+        f"{TEXT}<br/>",
+        f"{TEXT}<br>more",
+        f'<doc id="1" title="a">{TEXT}',
+        f"{TEXT} &amp; more",
+        f"{TEXT}&#8217;s",
+        f"<jats:sup>2</jats:sup>{TEXT}",
+    ],
+    "escapes (": [rf"{TEXT}\n\nAnd more.", rf"caf\u00e9 {TEXT}", rf"{TEXT} \"quoted\""],
+    "a value as Python or JSON spells it": [
+        repr(b"The patient was noted on day {}."),
+        f"[{TEXT!r}, 'and another']",
+        json.dumps([TEXT], ensure_ascii=False),
+    ],
+}
+GOOD = [
+    TEXT,
+    "São João, Âncora, ÂMBITO and NÃO are words of day {}: 3 < 5 and 7 > 2, a<b and b>c.",
+    r"In \LaTeX{} a \nu, a \times, a \text and C:\new\texts are of day {} & R&D; see <https://a.b> <NAME> [**DATE**]",
+    "\"It was,\" she said on day {}, \"no list ['a'], and b'c' no bytes.\"",
+    "[1] A reference of day {} ends like one [2]",
+]
+
+
+@pytest.mark.parametrize("what", MENDED)
+def test_what_is_left_of_another_form_is_told_with_its_cure(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, text in enumerate(MENDED[what]):
+        path = tmp_path / f"{kind}.jsonl"
+        rows = [text if i % 10 == 9 else TEXT for i in range(60)]
+        path.write_text("".join(json.dumps({"text": row.replace("{}", str(i))}) + "\n" for i, row in enumerate(rows)))
+        folders.say.cache_clear()
+        check_corpus(str(path), PrepareConfig())
+        told = capsys.readouterr().err
+        assert f"note: 6 of 60 texts of --corpus {str(path)!r} that were looked at have {what}" in told, text
+        assert told.endswith(f", unless they are meant; the first is in {path}.\n")
+
+
+def test_other_texts_are_not_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for good in GOOD:
+        folders.say.cache_clear()
+        (tmp_path / "a.txt").write_text("".join(good.replace("{}", str(i)) + "\n" for i in range(60)))
+        check_corpus(str(tmp_path / "a.txt"), PrepareConfig())
+        assert not capsys.readouterr().err, good
+    few = [*[f"<p>{TEXT}</p>"] * 2, *[TEXT] * 98]
+    (tmp_path / "a.txt").write_text("".join(text.replace("{}", str(i)) + "\n" for i, text in enumerate(few)))
+    check_corpus(str(tmp_path / "a.txt"), PrepareConfig())
+    assert not capsys.readouterr().err
