@@ -287,7 +287,7 @@ def _cut_file(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield first row, rows and first byte of the stretches of a file; the first is at most `room` long."""
     if file.kind in LINES:
-        next(fields.read(file), None)  # what is of another form or encoding is refused
+        next(fields.read(file, forms=forms), None)  # what is of another form or encoding is refused
         with name_unreadable(file), open_stream(file) as stream:
             num_rows, starts = _find_starts(stream, room, block_rows)
         if file.is_gzip:

@@ -51,7 +51,7 @@ def test_what_is_left_of_another_form_is_told_with_its_cure(
         folders.say.cache_clear()
         check_corpus(str(path), PrepareConfig())
         told = capsys.readouterr().err
-        assert f"note: 6 of 60 texts of --corpus {str(path)!r} that were looked at have {what}" in told, text
+        assert f"note: 6 of 60 texts of {str(path)!r} that were looked at have {what}" in told, text
         assert told.endswith(f", unless they are meant; the first is in {path}.\n")
 
 

@@ -200,7 +200,7 @@ def test_globs_lists_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert ".hidden/a4.txt" in names(f"{tmp_path}/**") and names(f"{tmp_path}/.hidden/*") == [".hidden/a4.txt"]
     assert not capsys.readouterr().err
     assert names(f"{tmp_path}/**/a[34].txt") == [".hidden/a4.txt", "deep/a3.txt"]
-    told = f"note: --corpus names hidden files, too, by a glob: {tmp_path}/.hidden/a4.txt; a folder leaves them out.\n"
+    told = f"note: a glob names hidden files, which are read: {tmp_path}/.hidden/a4.txt; a folder leaves them out.\n"
     assert capsys.readouterr().err == told
     assert names(f"file://{tmp_path}/b1.txt, {tmp_path}/a1.txt") == ["b1.txt", "a1.txt"]
     assert names(str(tmp_path)) == ["a(5).txt", "a1.txt", "a2.txt", "b1.txt", "deep/a3.txt"]

@@ -19,6 +19,7 @@ from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, RowError, check_text
 from domext_ray.inference.predictors import PlannedModel
 from domext_ray.models.source import open_model
+from domext_ray.text.data.folders import say
 
 TEXTS = ["One, two.", "", " spaces ", 'a "quoted" word', "naïve\u2028and \u00a0so", "six", "seven\teight", "last"]
 ONE_LINE = [each for each in TEXTS if "\t" not in each]
@@ -195,6 +196,23 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             read_all(str(tmp_path / name), 4)
         assert said in str(error.value) and name in str(error.value)
         assert "--corpus" not in str(error.value)
+
+
+def test_a_text_file_whose_lines_are_rows_is_refused_or_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say.cache_clear()
+    for content, message in (
+        (b'{"id": 1, "text": "a"}\n', "is JSON Lines, and such a file's name must end in .jsonl"),
+        (b"id\ttext\n1\ta\n2\tb\n", "begins with the names of columns, 'text' among them; name it .tsv"),
+        (b'<?xml version="1.0"?>\n<a/>', "is no plain text but XML"),
+    ):
+        (tmp_path / "a.txt").write_bytes(content)
+        with pytest.raises(CorpusError, match=message):
+            plan_input(str(tmp_path / "a.txt"), FieldNames(), 9)
+    (tmp_path / "a.txt").write_text("id\tlabel\n1\ta\n2\tb\n")
+    assert len(read_all(str(tmp_path / "a.txt"), 2)) == 3
+    assert capsys.readouterr().err.startswith("note: in 1 file each line has columns, and is read whole, as the file's")
 
 
 def test_a_file_that_has_changed_is_refused_and_the_hash_is_of_names_and_content(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def _say_hidden(filesystem: pafs.FileSystem, folder: str, paths: Sequence[str]) 
     """Name the hidden files that a glob matches, which a shell's would not."""
     hidden = [_name(filesystem, path) for path in paths if "/." in path[len(folder.rstrip("/")) :]]
     if 0 < len(hidden) < len(paths):
-        say(f"--corpus names hidden files, too, by a glob: {name_few(hidden)}; a folder leaves them out")
+        say(f"a glob names hidden files, which are read: {name_few(hidden)}; a folder leaves them out")
 
 
 def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:

@@ -23,6 +23,7 @@ from domext_ray.text.data.files import (
     JSONL,
     PACKAGE_DOCS,
     PARQUET,
+    TEXT,
     SourceFile,
     name_unreadable,
     open_file,
@@ -32,6 +33,7 @@ from domext_ray.text.data.files import (
     require_utf8_text,
 )
 from domext_ray.text.data.json_forms import part_json_words, require_json_lines
+from domext_ray.text.data.plain_text import require_plain_text
 from domext_ray.text.data.tables import Forms, read_cells
 
 TEXT_FIELD = "text"
@@ -84,13 +86,15 @@ def read_rows(
             yield from read_columns(file, fields, check, start, end, also)
         else:
             with open_stream(file) as stream:
-                head = b"" if start else require_utf8_text(file, stream)
+                head, told = b"" if start else require_utf8_text(file, stream), {} if forms is None else forms
+                if file.kind == TEXT and head:
+                    require_plain_text(file.path, head, fields[:1], told)
                 if file.kind != CSV:
                     require_lines(file.path, head)
                 if file.kind == JSONL and head:
                     require_json_lines(file.path, head, fields, field=next(iter(fields), TEXT_FIELD))
                 if file.kind == CSV:
-                    yield from _read_table(file, stream, fields, check, max_bytes, {} if forms is None else forms, also)
+                    yield from _read_table(file, stream, fields, check, max_bytes, told, also)
                 elif file.kind in (JSONL, PACKAGE_DOCS):
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:

@@ -51,6 +51,6 @@ def tell_remains(spec: str, texts: Iterable[tuple[str, str]]) -> None:
     for (what, _), number, path in zip(_REMAINS, counts, first, strict=True):
         if number >= max(_FEWEST, _FRAC * num_texts):
             say(
-                f"{number:,} of {num_texts:,} texts of --corpus {spec!r} that were looked at have {what}, unless "
-                f"they are meant; the first is in {path}"
+                f"{number:,} of {num_texts:,} texts of {spec!r} that were looked at have {what}, unless they are "
+                f"meant; the first is in {path}"
             )
