@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any, Generic
 
 from domext_ray.config import presets
-from domext_ray.config.jobs import name_models
+from domext_ray.config.jobs import CompareConfig, name_models
 from domext_ray.config.mixture import NO_TEXT
 from domext_ray.config.options.declare import FOUND, MAIN, MODELS, ConfigT
 from domext_ray.config.options.kinds import Option, list_options
@@ -151,6 +151,10 @@ def _check_places(job: Job[Any], config: Any) -> None:
                 raise ConfigError(f"--{name} names {place!r}, which does not exist; {hint}")
     if "run.dir" in options and os.path.exists(config.run.dir) and not os.path.isdir(config.run.dir):
         raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
+    if "output" in options and not isinstance(config, CompareConfig) and (output := Place(config.output)).is_local:
+        above = next(filter(os.path.exists, (output.key, *map(str, Path(output.key).parents))))
+        if not os.path.isdir(above):
+            raise ConfigError(f"--output is {config.output!r}, and {above} is a file; give a folder.")
     if "run.trackers" in options and not job.is_unused("run.trackers"):
         check_trackers(config.run)
 

@@ -321,6 +321,15 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
         ("pretrain af", "--train.general_probe nope", "--train.general_probe names 'nope', which does not exist; give"),
         ("pretrain exbert", "--vocab.size 0 --vocab.words nope", "--vocab.words names 'nope', which does not exist"),
         ("pretrain af", f"--run.dir {__file__}", "which is a file; give the folder of all runs."),
+        *(
+            (
+                job,
+                f"--{given} . --output {__file__}{below}",
+                f"--output is '{__file__}{below}', and {__file__} is a file",
+            )
+            for job, given in (("embed", "--input ."), ("predict", "--input ."), ("export_hf", "--run ."))
+            for below in ("", "/a/b")
+        ),
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
         ("finetune", "--against ./nope", "--against names './nope', which does not exist; give a base, a run or an"),
         ("finetune", "--against general-mini", "--against is 'general-mini'; it must be another model than --model"),
