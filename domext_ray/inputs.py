@@ -7,6 +7,7 @@ runs share.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from domext_ray.text.corpus.manifest import SPLITS, Manifest
 from domext_ray.text.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.text.corpus.shards import make_settings, prepare_corpus
 from domext_ray.text.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
+from domext_ray.text.data.files import LOCAL
+from domext_ray.text.data.folders import say
 from domext_ray.text.data.sample import Sample, check_corpus, tell_owners
 from domext_ray.text.data.sources import require_files, resolve_sources
 from domext_ray.text.vocabulary.extension import (
@@ -86,7 +89,20 @@ def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
                 check_sample(part.corpus, sample, settings, prepare, warns=bool(config.dry_run))
         except CorpusError as error:
             raise CorpusError(str(error).replace("--corpus", part.option)) from error
+    _tell_shared_files(config, samples)
     return samples
+
+
+def _tell_shared_files(config: RunOptions, samples: Sequence[Sample | None]) -> None:
+    """Say which file two texts of a run have, before anything is read: what else they share is told once it is."""
+    readers: dict[str, str] = {}
+    for part, sample in zip(config.texts, samples, strict=True):
+        for file in sample.files if sample else ():
+            place = os.path.realpath(file.path) if file.scheme in LOCAL else file.address
+            other = readers.setdefault(place, part.option)
+            if other != part.option:
+                say(f"{part.option} reads {file.address}, which {other} reads, too")
+                break
 
 
 def _plan_tokenizer(config: RunOptions, base: Base | None) -> PreTrainedTokenizerBase | None:

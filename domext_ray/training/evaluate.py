@@ -39,6 +39,9 @@ from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.text.data.draws import hash_counters
+from domext_ray.text.data.files import HEAD_BYTES, require_text
+from domext_ray.text.data.plain_text import require_plain_text
+from domext_ray.text.data.readers import TEXT_FIELD
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
@@ -212,13 +215,17 @@ def build_domain_set(
 def read_probe(path: str | Path = "") -> list[str]:
     """Read the sentences of the general probe, one per line; without a path, those that ship with the package."""
     source = Path(path) if path else GENERAL_PROBE
+    named = f"--train.general_probe {str(source)!r}"
     try:
-        lines = source.read_text(encoding="utf-8").split("\n")
+        content = source.read_bytes()
+        require_text(named, content[:HEAD_BYTES])
+        lines = content.decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"--train.general_probe {str(source)!r} cannot be read as UTF-8 text ({error}).") from error
+        raise CorpusError(f"{named} cannot be read as UTF-8 text ({error}).") from error
+    require_plain_text(named, content[:HEAD_BYTES], (TEXT_FIELD,), {})
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
-        raise CorpusError(f"--train.general_probe {str(source)!r} has no sentence; give one per line.")
+        raise CorpusError(f"{named} has no sentence; give one per line.")
     return sentences
 
 

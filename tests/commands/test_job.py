@@ -324,7 +324,7 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
         *(
             (
                 job,
-                f"--{given} . --output {__file__}{below}",
+                f"{given} --output {__file__}{below}",
                 f"--output is '{__file__}{below}', and {__file__} is a file",
             )
             for job, given in (("embed", "--input ."), ("predict", "--input ."), ("export_hf", "--run ."))

@@ -107,7 +107,7 @@ def test_the_shipped_probe_is_what_the_meter_needs() -> None:
 
 
 def test_an_unusable_probe_is_an_error(tmp_path: Path) -> None:
-    for content in (b"", b"\n \n", b"\xff\xfe broken"):
+    for content in (b"", b"\n \n", b"\xff\xfe broken", b"a \xe9", b'{"text": "a"}\n', b"id,text\n1,a\n2,b\n"):
         (tmp_path / "probe.txt").write_bytes(content)
         with pytest.raises(CorpusError, match="--train.general_probe"):
             read_probe(tmp_path / "probe.txt")

@@ -30,6 +30,7 @@ from domext_ray.model.spec import build_base
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.storage import Place
+from domext_ray.text.data.folders import say
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import writing
 from domext_ray.training.writing import Writer, estimate_written, get_or_write_text, prepare_written
@@ -125,6 +126,22 @@ def test_it_is_written_once_and_whole(
     path.unlink()
     again = get_or_write_text(base, Place(tmp_path / "cache"))
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
+
+
+def test_a_file_that_two_texts_of_a_run_have_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say.cache_clear()
+    (tmp_path / "general").mkdir()
+    own = write_corpus(tmp_path / "a.txt", 200, seed=1)
+    general = write_corpus(tmp_path / "general" / "b.txt", 200, seed=2)
+    config = replace(SELF, corpus=str(own), run=RunConfig(dir=str(tmp_path / "runs")))
+    check_texts(replace(config, replay=replace(config.replay, corpus=str(general.parent))), None)
+    assert "reads" not in capsys.readouterr().err
+    (general.parent / "link.txt").symlink_to(own)
+    check_texts(replace(config, replay=replace(config.replay, corpus=str(general.parent))), None)
+    told = f"note: --replay.corpus reads {general.parent}/link.txt, which --corpus reads, too.\n"
+    assert told in capsys.readouterr().err
 
 
 def test_it_becomes_rows_like_any_general_text(

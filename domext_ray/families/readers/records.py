@@ -28,7 +28,7 @@ from domext_ray.families.readers.columns import LABEL_COLUMNS, find_missing, lac
 from domext_ray.families.readers.issues import DataIssues, Record, shorten
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.tagged import is_tag
-from domext_ray.files import walk
+from domext_ray.files import is_pointer, walk
 from domext_ray.storage import Place
 from domext_ray.text.data.files import (
     HEAD_BYTES,
@@ -67,7 +67,7 @@ def read_text(path: Path, *, has_words: bool = False) -> str:
     """
     try:
         content = Place(path).read_bytes()
-        if path.suffix == ".gz":
+        if path.suffix == ".gz" and not is_pointer(content):
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"{path} cannot be read ({' '.join(str(error).split())}); replace it.") from None

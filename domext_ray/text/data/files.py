@@ -526,6 +526,7 @@ def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> bytes:
 def require_text(path: str, head: bytes) -> None:
     """Refuse a file by its first bytes; see `require_utf8_text`."""
     fault = next((sentence for start, sentence in _SIGNATURES if re.match(start, head)), "")
+    fault = POINTER_FAULT if is_pointer(head) else fault
     num_even, num_odd = head[::2].count(0), head[1::2].count(0)
     if not fault and num_even + num_odd > len(head) / _MIN_NUL_DISTANCE:
         fault = f"is not UTF-8 text (it has NUL bytes); give {READABLE}"

@@ -211,5 +211,12 @@ def test_other_mistakes_with_files_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "gz" / "train.tsv.gz").write_bytes(b"\x1f\x8b\x08 not really")
     message = refuse(tmp_path / "gz", CLASSES, {}, files={"dev": ("train.*",)})
     assert message.startswith("train.tsv.gz cannot be read")
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+    for name in ("train.tsv", "train.tsv.gz", "train.jsonl"):
+        (tmp_path / "gz" / "train.tsv.gz").unlink(missing_ok=True)
+        (tmp_path / "gz" / name).write_bytes(pointer)
+        message = refuse(tmp_path / "gz", CLASSES, {}, files={"dev": ("train.*",)})
+        assert message.startswith(f"{name} is a pointer of Git LFS, not the file itself"), name
+        (tmp_path / "gz" / name).unlink()
     message = refuse(tmp_path / "empty", CLASSES, {"train.tsv": "", "dev.tsv": "text\tlabel\na\tx\n"})
     assert message.startswith("The train of ") and "(train.tsv) has no" in message
