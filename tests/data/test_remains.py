@@ -25,10 +25,13 @@ MENDED = {
         f"<jats:sup>2</jats:sup>{TEXT}",
     ],
     "escapes (": [rf"{TEXT}\n\nAnd more.", rf"caf\u00e9 {TEXT}", rf"{TEXT} \"quoted\""],
+    "ligatures of a PDF": [TEXT.replace("was", "ﬁne was")],
+    "a word that a line's end has cut": [TEXT + " The exam-"],
     "a value as Python or JSON spells it": [
         repr(b"The patient was noted on day {}."),
         f"[{TEXT!r}, 'and another']",
         json.dumps([TEXT], ensure_ascii=False),
+        json.dumps({"body": TEXT}, ensure_ascii=False),
     ],
 }
 GOOD = [

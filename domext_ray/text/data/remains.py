@@ -29,9 +29,11 @@ _REMAINS = (
         r"escapes (\n, \", \u00e9) in place of what they stand for: decode them",
         re.compile(r'\\[nrt](?![a-z])|\\"|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}'),
     ),
+    ("ligatures of a PDF (ﬁ, ﬂ): write them as letters", re.compile("[\ufb00-\ufb06]")),
+    ("a word that a line's end has cut (exam-): join lines before", re.compile(r"[a-z]-\Z")),
     (
         "a value as Python or JSON spells it (b'…', ['…']) in place of its text: take the text out",
-        re.compile(r"""b(['"]).*\1\Z|\[(['"]).*\2\]\Z|"[^"]*(?:\\.[^"]*)+"\Z"""),
+        re.compile(r"""b(['"]).*\1\Z|\[(['"]).*\2\]\Z|\{"[^"]+": .*\}\Z|"[^"]*(?:\\.[^"]*)+"\Z"""),
     ),
 )
 """What is told, with its cure, and how it is found; the last one is a whole text."""
