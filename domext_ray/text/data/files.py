@@ -82,8 +82,8 @@ _MIN_NUL_DISTANCE = 1000
 """Text may have a stray NUL, which is dropped; from one in so many bytes on a file is no text."""
 
 RECODE = (
-    "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1, or iconv -f UTF-8 -t UTF-8 -c FILE "
-    "> NEW to take damaged characters out"
+    "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1 (in its place GB18030 for Chinese, "
+    "SHIFT_JIS for Japanese text), or iconv -f UTF-8 -t UTF-8 -c FILE > NEW to take damaged characters out"
 )
 """What makes text UTF-8 whose encoding its first bytes do not tell."""
 _NOT_UTF8 = "is {0}, not UTF-8; run iconv -f {0} -t UTF-8 FILE > NEW"
