@@ -38,6 +38,14 @@ def tell(folder: Path) -> str:
     return find_wrong_rules(load_tokenizer(folder), "old", folder)
 
 
+def test_an_entry_that_stands_twice_is_told_where_the_list_itself_is_read(tmp_path: Path) -> None:
+    folder = save(tmp_path / "old", *SMALL, "kidney", "a", "note", "kidney", "", "")
+    told = "the tokenizer of --base old has 2 entries a second time in its vocab.txt (the first is 'a' in lines 6 and"
+    assert tell(folder).startswith(told) and "where the last one counts; give the model's own vocab.txt" in tell(folder)
+    load_tokenizer(folder).save_pretrained(folder)
+    assert tell(folder) == "" and tell(save(tmp_path / "once", *SMALL, "", "", "kidney")) == ""
+
+
 @pytest.mark.parametrize(
     ("entries", "options", "fault", "lines"),
     [

@@ -47,6 +47,10 @@ def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path
     from transformers import BertTokenizer
 
     backend = tokenizer.backend_tokenizer
+    if twice := _find_twice(folder):
+        return (
+            f"the tokenizer of --base {base} {twice}; give the model's own vocab.txt, unless the base was trained so."
+        )
     if not isinstance(backend.model, WordPiece) or not isinstance(backend.normalizer, BertNormalizer):
         return ""
     vocab, special = backend.get_vocab(), set(tokenizer.all_special_tokens)
@@ -67,6 +71,22 @@ def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path
         f"the tokenizer of --base {base} {faults}; unless the base was trained so, {mended} (exports have the rules of "
         "their base)."
     )
+
+
+def _find_twice(folder: Path) -> str:
+    """Say which entry stands twice in a vocab.txt that is read, so that its ids may be those of other words."""
+    path = folder / "vocab.txt"
+    if (folder / FILE).is_file() or not path.is_file():
+        return ""
+    places: dict[str, int] = {}
+    entries = path.read_text(encoding="utf-8").split("\n")
+    twice = [(places[entry], i, entry) for i, entry in enumerate(entries, 1) if places.setdefault(entry, i) != i]
+    twice = [found for found in twice if found[2].strip()]
+    if not twice:
+        return ""
+    first, second, entry = twice[0]
+    number = f"has {len(twice):,} entr{'y' if len(twice) == 1 else 'ies'} a second time in its vocab.txt"
+    return f"{number} (the first is {entry!r} in lines {first:,} and {second:,}), where the last one counts"
 
 
 def _find_wrong(entries: Sequence[str], normalizer: Any, step: int) -> list[_Rule]:
