@@ -26,9 +26,6 @@ Globs = frozenset[tuple[str, ...]]
 """What is left of a glob below a folder, name by name, in each way in which the folder fits it; () at its end."""
 EVERYTHING: Globs = frozenset({("**",)})
 NUMBER: Kind = (int, float)
-_POINTER = b"version https://git-lfs.github.com/spec/"
-POINTER_FAULT = "is a pointer of Git LFS, not the file itself; fetch that (git lfs pull, or hf download)"
-"""What is wrong with a file that `is_pointer`, as it follows the file in a sentence."""
 ASSETS = Path(__file__).parent / "assets"
 """What comes with the package beside its code."""
 FORMATS: dict[str, dict[int, str]] = {
@@ -66,21 +63,6 @@ def describe_format(kind: str, found: object, writer: object = None) -> str:
     else:
         whose = "no released version of domext_ray reads"
     return f"has format {str(found)[:20]}, which {whose}; this version reads format {own}"
-
-
-def is_pointer(start: bytes) -> bool:
-    """Whether a file that begins so stands for one that Git LFS keeps elsewhere, as in a clone without it."""
-    return start.startswith(_POINTER)
-
-
-def find_unfetched(path: Path) -> str:
-    """Say what a clone or a download left in place of a file, as it follows the file in a sentence; empty: nothing."""
-    if path.is_symlink() and not path.exists():
-        return "is a link to nothing; fetch it again"
-    if path.is_file():
-        with path.open("rb") as file:
-            return POINTER_FAULT if is_pointer(file.read(len(_POINTER))) else ""
-    return ""
 
 
 def read_json(path: Place, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:

@@ -60,6 +60,9 @@ NEW = "new"
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What a disk answers where a name has no file: nothing at all, a folder, or a link to itself."""
 T = TypeVar("T")
+_POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_FAULT = "is a pointer of Git LFS, not the file itself; fetch that (git lfs pull, or hf download)"
+"""What is wrong with a file that `is_pointer`, as it follows the file in a sentence."""
 
 
 def is_address(text: str) -> bool:
@@ -514,6 +517,21 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
             raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
         with file:
             yield file
+
+
+def is_pointer(start: bytes) -> bool:
+    """Whether a file that begins so stands for one that Git LFS keeps elsewhere, as in a clone without it."""
+    return start.startswith(_POINTER)
+
+
+def find_unfetched(path: Path) -> str:
+    """Say what a clone or a download left in place of a file, as it follows the file in a sentence; empty: nothing."""
+    if path.is_symlink() and not path.exists():
+        return "is a link to nothing; fetch it again"
+    if path.is_file():
+        with path.open("rb") as file:
+            return POINTER_FAULT if is_pointer(file.read(len(_POINTER))) else ""
+    return ""
 
 
 def require_readable(folder: Path) -> None:

@@ -24,11 +24,10 @@ from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
 from domext_ray.errors import BaseModelError, CorpusError, RunError, find_storage_error
-from domext_ray.files import find_unfetched
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
-from domext_ray.storage import parse_json
+from domext_ray.storage import find_unfetched, parse_json
 from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
 from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules

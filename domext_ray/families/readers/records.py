@@ -28,8 +28,8 @@ from domext_ray.families.readers.columns import LABEL_COLUMNS, find_missing, lac
 from domext_ray.families.readers.issues import DataIssues, Record, shorten
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.tagged import is_tag
-from domext_ray.files import is_pointer, walk
-from domext_ray.storage import Place
+from domext_ray.files import walk
+from domext_ray.storage import Place, is_pointer
 from domext_ray.text.data.files import (
     HEAD_BYTES,
     PARQUET,

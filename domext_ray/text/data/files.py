@@ -28,18 +28,8 @@ import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError, StorageError, name_file, to_line
-from domext_ray.files import (
-    ASSETS,
-    EVERYTHING,
-    POINTER_FAULT,
-    Globs,
-    is_pointer,
-    matches,
-    split_glob,
-    split_paths,
-    walk,
-)
-from domext_ray.storage import Place, find_cache, find_fault, hash_text, is_address
+from domext_ray.files import ASSETS, EVERYTHING, Globs, matches, split_glob, split_paths, walk
+from domext_ray.storage import POINTER_FAULT, Place, find_cache, find_fault, hash_text, is_address, is_pointer
 from domext_ray.text.data.folders import CARD, choose_text, name_few, say, say_train
 from domext_ray.text.data.names import describe_near, find_near
 

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError, find_storage_error, to_line
-from domext_ray.files import find_unfetched
 from domext_ray.progress import quiet_libraries
-from domext_ray.storage import Place, hash_values, parse_json, require_readable, write_json
+from domext_ray.storage import Place, find_unfetched, hash_values, parse_json, require_readable, write_json
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
