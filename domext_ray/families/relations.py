@@ -15,10 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.families import state
@@ -32,6 +31,9 @@ from domext_ray.families.task import StagedTask
 from domext_ray.families.texts import SingleLabelTask
 from domext_ray.families.windows import read_template
 from domext_ray.text.vocabulary.tokenizer import make_backend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Stretch = tuple[int, int]
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
