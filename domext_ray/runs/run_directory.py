@@ -178,7 +178,7 @@ def _name_part(name: str) -> str:
     group, _, rest = name.partition(".")
     if group == "base_shape":
         return f"the base's {rest or 'shape'}"
-    return {"replay_frac": "--replay.frac", "marks": "the marks around arguments"}.get(name, f"--{name}")
+    return {"replay_frac": "--replay.frac", "marks": "the pair of marks around arguments"}.get(name, f"--{name}")
 
 
 def _tell_change(before: Any, after: Any) -> str:

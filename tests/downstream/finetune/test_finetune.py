@@ -27,7 +27,7 @@ from domext_ray.downstream.finetune.comparison import (
     tabulate_finetuned,
 )
 from domext_ray.downstream.finetune.finetune import run_finetuning
-from domext_ray.downstream.finetune.finetuned import make_set_task
+from domext_ray.downstream.finetune.finetuned import make_set_task, rebuild_finetuned
 from domext_ray.downstream.finetune.output import get_figure
 from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch, list_overtaken
@@ -35,6 +35,7 @@ from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.losses import ClassTask
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.models.exported import load_exported
@@ -170,6 +171,17 @@ def test_another_identity_is_refused(run_dir: Path, config: FinetuneConfig) -> N
         run_finetuning(replace(config, optim=replace(config.optim, weight_decay=0.1)))
     with pytest.raises(RunError, match=r"--labelled\.num_examples was left out and is 20 now"):
         run_finetuning(replace(config, labelled=replace(config.labelled, num_examples=20)))
+
+
+def test_trainings_that_marked_arguments_otherwise_are_refused(
+    run_dir: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What 0.1.0 trained with two new words as marks is not read with others."""
+    monkeypatch.setattr(FAMILIES["ner"], "identity", {"marks": ["!", "?"]})
+    says = r"the pair of marks around arguments was left out and is !,\? now"
+    for use in (lambda: run_finetuning(config), lambda: rebuild_finetuned(Place(run_dir), CPU)):
+        with pytest.raises(RunError, match=says):
+            use()
 
 
 def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
