@@ -24,8 +24,6 @@ from domext_ray.config.options.declare import (
     LayerRange,
     Main,
     ModelPlace,
-    Rate,
-    Ratio,
     Read,
     RunFolder,
     ShareOrZero,
@@ -89,7 +87,6 @@ def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
 
 
 Numbers = Annotated[tuple[PositiveFloat, ...], SOME, AfterValidator(_check_names)]
-Rates = Annotated[tuple[Rate, ...], SOME, AfterValidator(_check_names)]
 Sizes = Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)]
 
 
@@ -102,10 +99,10 @@ class GridConfig:
     2 to 4 epochs.
     """
 
-    lr: Main[Rates] = (5e-5,)  # peak learning rates
+    lr: Main[Numbers] = (5e-5,)  # peak learning rates
     batch_size: Main[Sizes] = (32,)  # rows of an optimiser step
     epochs: Main[Numbers] = (3.0,)  # passes over the training split
-    stage_lr: dict[str, Rate] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
+    stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
     # two-step tasks: epochs of a step, such as entities=10; empty: epochs
     stage_epochs: dict[str, PositiveFloat] = whole(dict)
     # trainings of each combination, with seeds that count up from --seed
@@ -136,9 +133,9 @@ class FinetuneOptimConfig:
     exBERT's authors used --optim.top_layers 3 --optim.top_layers_lr 1e-5, and 1e-4 for the rest and the head.
     """
 
-    head_lr: Ratio = 0.0  # peak rate of the task's head; 0: the grid's
+    head_lr: Bounded = 0.0  # peak rate of the task's head; 0: the grid's
     top_layers: NonNegativeInt = 0  # number of last layers with a separate rate
-    top_layers_lr: Ratio = 0.0  # their peak rate
+    top_layers_lr: Bounded = 0.0  # their peak rate
     warmup_frac: ShareOrZero = 0.1  # share of the steps from 0 to the peak
     beta1: ShareOrZero = 0.9  # decay of the first moment
     beta2: ShareOrZero = 0.999  # decay of the second moment

@@ -224,7 +224,7 @@ def test_an_export_has_every_file_and_says_what_it_is(base: Base, tmp_path: Path
     assert "base_model" not in header, "a folder's name is no model of the hub"
     assert (header["license"], header["library_name"], header["pipeline_tag"]) == ("mit", "transformers", "fill-mask")
     card = (folder / "README.md").read_text()
-    assert base.sha256 in card and "read its `*_domext.py` files first" in card
+    assert base.sha256 in card and "first read its `*_domext.py` files" in card
     assert f"{sum(param.numel() for param in run.model.parameters()):,}" in card
     check_shared(folder, tmp_path)
 
@@ -363,14 +363,14 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
     shipped = load_base("general-mini")
     terms = read_terms(shipped.folder)
     assert (terms.license, terms.name) == ("apache-2.0", "")
-    assert "all text that this base comes from is free of terms." in terms.text
+    assert "all training text of this base is free of terms." in terms.text
     run = replace(make_rebuilt(shipped, PretrainConfig(method=FULL)), config=PretrainConfig(method=FULL))
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "README.md").write_text(build_card(run, {}))
         header = metadata_load(tmp_path / name / "README.md")
         assert header["license"] == terms.license and "license_name" not in header
-        assert (tmp_path / name / "README.md").read_text().count("this base comes from is free of terms.") == 1
+        assert (tmp_path / name / "README.md").read_text().count("training text of this base is free of terms.") == 1
         assert read_terms(tmp_path / name) == terms
         moved = replace(shipped, read=replace(shipped.files, folder=tmp_path / name))
         run = replace(run, spec=replace(run.spec, base=moved))

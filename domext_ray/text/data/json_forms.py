@@ -82,7 +82,9 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
         if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
             has_field = any(re.search(rf"{re.escape(json.dumps(field))}\s*:\s*\"", text) for field in fields)
             return ("", "") if form[1] == COLUMNS and has_field and not end else form
-        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and line[error.pos] in "{[":
+        place = error.pos if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" else 0
+        # Behind a CR alone nothing is said of objects: such line ends have a sentence of their own.
+        if place and line[place] in "{[" and not line[:place].rstrip(" \t").endswith("\r"):
             return "objects without line breaks between them", LINES
         is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
         return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
