@@ -190,21 +190,23 @@ def _tabulate_scores(scores: SetScores, reference: str) -> dict[str, Any]:
 
 def tabulate_curve(curve: LabelCurve) -> dict[str, Any]:
     """Return a set's figures by the number of labels, and how many the base needs for them; as `list_measures` does."""
-    lines, saved, names = list[Line](), list[str](), list(curve.samples)
+    lines, saved, beyond, names = list[Line](), list[str](), list[str](), list(curve.samples)
     for k, number in enumerate(curve.numbers):
         shown = {name: show_labels(own[k], curve.numbers) for name, own in curve.needed.items()}
         more = [(f"{number:,.0f}", *shown.get(name, (NONE, NONE))) for name in names]
         lines += compare_with_first(names, [curve.samples[name][k] for name in names], more)
         for name, own in curve.needed.items():
-            if own[k].low > number:
+            if math.isinf(own[k].low):
+                beyond.append(f" With {number:,.0f} labels {name} scores more than the base with any of these numbers.")
+            elif own[k].low > number:
                 value, interval = show_labels(own[k], curve.numbers, number)
                 saved.append(f"{name} {value} ({interval}) with {number:,.0f}")
     none = "No interval is above 0 labels saved."
-    found = f"Labels saved, where the interval is above 0: {'; '.join(saved)}." if saved else none
+    found = f"Labels saved, where the interval is above 0: {'; '.join(saved)}." if saved else "" if beyond else none
     return {
         "title": f"{curve.metric} on {curve.split} by labels, {curve.name}",
         "table": tabulate(lines, "mean", names="method", more=("labels", "the base needs", "95 % interval")).show(),
-        "verdict": found,
+        "verdict": "".join([found, *beyond]).strip(),
         "front": [],
     }
 

@@ -89,6 +89,7 @@ def test_what_is_said_of_a_curve(tmp_path: Path) -> None:
     assert rows[0].startswith("| base | 100 | – | – | 0.300 ± 0.010 |") and rows[1].startswith("| new | 100 | 160 |")
     assert len(rows) == 8 and "| new | 4,560 | more than 4,560 | " in rows[7]
     assert said["verdict"].startswith("Labels saved, where the interval is above 0: new 60 (42 to 80) with 100; new ")
+    assert said["verdict"].endswith(" With 4,560 labels new scores more than the base with any of these numbers.")
     results = json.loads(json.dumps(describe_curve(curve), allow_nan=False))
     assert results["numbers"] == [*NUMBERS] and [score["split"] for score in results["scores"]] == ["test"] * 4
     last = results["base_needs"]["new"][-1]
