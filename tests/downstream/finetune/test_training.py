@@ -294,6 +294,13 @@ def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task:
     assert {*before} & known <= {*after}
 
 
+def test_dev_is_scored_without_dropout(start: StartModel, task: ClassificationTask) -> None:
+    config = drop_words(0.0)
+    config = replace(config, optim=replace(config.optim, dropout=0.5))
+    fitted = fit_task(start, task, config, POINT, CPU, ignore)
+    assert fitted.dev_predictions == TaskModel.predict(fitted, task.data.dev)
+
+
 def test_a_task_knows_which_words_are_the_bases(start: StartModel) -> None:
     known = BaseVocabulary("base", tokenizer_family(start.tokenizer), start.tokenizer, start.tokenizer.get_vocab(), "")
     config = copy.deepcopy(start.config)
