@@ -54,7 +54,8 @@ NO_GROUPS = "none"
 class RunConfig:
     """Name and place of a run."""
 
-    name: Main[FolderName] = free("")  # name of the run; empty: the method's name
+    # name of the run; empty: the method's name, or the job's in a study or sweep
+    name: Main[FolderName] = free("")
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
     dir: Main[Written[Annotated[str, filled("a folder"), place(buckets=True)]]] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
