@@ -54,7 +54,7 @@ NO_GROUPS = "none"
 class RunConfig:
     """Name and place of a run."""
 
-    # name of the run; empty: the method's name, or the job's in a study or sweep
+    # name of the run; empty: the method's name (comparison for a study, sweep for a sweep)
     name: Main[FolderName] = free("")
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
     dir: Main[Written[Annotated[str, filled("a folder"), place(buckets=True)]]] = free("runs")
