@@ -51,8 +51,8 @@ from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, is_adapter_name
 from domext_ray.models.exported import load_exported
-from domext_ray.models.source import BANK, name_run, open_model
-from domext_ray.runs.run_directory import read_config
+from domext_ray.models.source import BANK, open_model
+from domext_ray.runs.run_directory import name_run, read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.start import rebuild_run

@@ -12,7 +12,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
-from domext_ray.models.source import BANK, SourceKind, open_model
+from domext_ray.models.source import BANK, Export, FinetunedRun, Run, open_model
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
@@ -74,16 +74,14 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
 def find_base(model: str) -> str:
     """Return the base at the beginning of the runs of a model: a run's directory, an export in it, or a base."""
     source = open_model(model)
-    folder, kind = source.folder, source.kind
-    if kind == SourceKind.EXPORT:
-        folder = folder.resolve().parent
-        kind = open_model(str(folder)).kind
-        if kind not in (SourceKind.RUN, SourceKind.FINETUNED):
+    if isinstance(source, Export):
+        source = open_model(str(source.folder.resolve().parent))
+        if not isinstance(source, Run | FinetunedRun):
             reason = "does not say what its base is, and is no longer in the folder of its run"
             raise ConfigError(f"--base is empty; it must say what the new bank's base is: {model} {reason}.")
-    if kind == SourceKind.FINETUNED:
-        return find_base(read_config(Place(folder), FinetuneConfig).model)
-    if kind != SourceKind.RUN:
+    if isinstance(source, FinetunedRun):
+        return find_base(read_config(Place(source.folder), FinetuneConfig).model)
+    if not isinstance(source, Run):
         return model
-    config = read_config(Place(folder), SettledConfig)
-    return config.base if config.method.has_adapter else str(folder)
+    config = read_config(Place(source.folder), SettledConfig)
+    return config.base if config.method.has_adapter else source.id

@@ -40,8 +40,8 @@ from domext_ray.inference.parts import (
     split_malformed,
     write_lines,
 )
-from domext_ray.models.source import SourceKind, open_model
-from domext_ray.models.start import StartModel, load_start_model, pick_tensors, take_tensors
+from domext_ray.models.source import BankAdapter, open_model
+from domext_ray.models.start import StartModel, pick_tensors, take_tensors
 from domext_ray.models.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import Place, new_file, write_json
@@ -138,8 +138,8 @@ def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
 def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
     """The encoder and its pooling; of a bank's adapter without its head, and pooled as its run did."""
     source = open_model(config.model)
-    if source.kind != SourceKind.ADAPTER:
-        return load_start_model(config.model), choose_pooling(config.model, config.pooling)
+    if not isinstance(source, BankAdapter):
+        return source.load(), choose_pooling(config.model, config.pooling)
     bank, name = AdapterBank.open(source.bank), source.adapter
     model: Any = bank.load(name)
     tokenizer = load_tokenizer(bank.base.folder)

@@ -32,8 +32,8 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.exported import find_export, open_exported
 from domext_ray.models.masked_lm import build_masked_lm
-from domext_ray.models.source import Source, SourceKind, name_run, open_model
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import BaseModel, Export, FinetunedRun, Run, Source, open_model
+from domext_ray.runs.run_directory import name_run
 from domext_ray.storage import Place, write_json
 
 LABELS_FILE = "labels.json"
@@ -52,20 +52,20 @@ def export_onnx(config: ExportConfig) -> Place:
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
     source = open_model(config.run, "--run")
-    source.require(SourceKind.RUN, SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
-    if config.scale != 1 and source.kind != SourceKind.RUN:
+    source.require(Run, FinetunedRun, Export, BaseModel)
+    if config.scale != 1 and not isinstance(source, Run):
         raise ConfigError(
             f"--scale is {config.scale:g}; it must be 1 unless --run is a pre-training run's directory "
             f"({config.run!r} is not)."
         )
-    if not config.output and source.kind not in (SourceKind.RUN, SourceKind.FINETUNED):
+    if not config.output and not isinstance(source, Run | FinetunedRun):
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
     folder = Place(config.output or run / config.folder_name)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:
         if source.does_task:
             _export_task(source, config, temporary)
         else:
-            start = load_start_model(config.run, option="--run", scale=config.scale)
+            start = source.load(scale=config.scale)
             _write(build_masked_lm(start, "--run"), start.tokenizer, start.terms, config, temporary)
         if config.int8:
             _write_int8(temporary)

@@ -41,7 +41,7 @@ from domext_ray.inference.parts import (
 from domext_ray.inference.predictors import PlannedModel, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SubmissionInput, plan_submission, write_submission
-from domext_ray.models.source import SourceKind, open_model
+from domext_ray.models.source import Graphs, open_model
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import Place, write_json
 
@@ -125,7 +125,7 @@ def run_prediction(config: PredictConfig) -> Place:
 def plan_prediction(config: PredictConfig) -> PredictPlan:
     """Check a prediction and everything that it reads."""
     source = open_model(config.model)
-    if source.kind == SourceKind.GRAPHS:
+    if isinstance(source, Graphs):
         if config.scale.use_gpu is True:
             raise ConfigError(
                 f"--scale.use_gpu is True; {config.model!r} is an ONNX folder, so it must be auto or false."

@@ -33,7 +33,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.exported import ExportedModel, OpenedTask, Predicted, hash_export, open_exported
 from domext_ray.models.masked_lm import hash_model, load_masked_lm
-from domext_ray.models.source import Source, SourceKind
+from domext_ray.models.source import BankAdapter, Graphs, Source
 from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -109,13 +109,13 @@ def find_model(source: Source, config: PredictConfig) -> PlannedModel:
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, source, config, torch.device("cpu"))
-    sha256 = hash_export(source.folder) if source.kind == SourceKind.GRAPHS else hash_model(masked_lm)
+    sha256 = hash_export(source.folder) if isinstance(source, Graphs) else hash_model(masked_lm)
     return PlannedModel(source, FILL_MASK, sha256)
 
 
 def open_task(source: Source, long_texts: LongTextsChoice = "auto") -> OpenedTask | None:
     """Look at a fine-tuned model: an export, a run that has one, or BANK:NAME; None: it does no task."""
-    if source.kind != SourceKind.ADAPTER:
+    if not isinstance(source, BankAdapter):
         return open_exported(source, takes_graphs=True, long_texts=long_texts) if source.does_task else None
     bank, name = AdapterBank.open(source.bank), source.adapter
     entry = bank.describe(name)
@@ -143,7 +143,7 @@ def _make_fill_mask(
     device: torch.device,
 ) -> FillMask:
     cast(nn.Module, model).to(device)
-    is_one_adapter = source.kind in (SourceKind.GRAPHS, SourceKind.ADAPTER)
+    is_one_adapter = isinstance(source, Graphs | BankAdapter)
     return FillMask(
         model,
         tokenizer,
@@ -155,13 +155,13 @@ def _make_fill_mask(
 
 
 def _load_masked_lm(source: Source) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    match source.kind:
-        case SourceKind.GRAPHS:
+    match source:
+        case Graphs():
             graph = OnnxModel(source.folder) if is_graph(source.folder) else None
             if graph is None or POSITIONS not in graph.inputs:
                 raise ConfigError(f"--model {source.id!r} fills no masks: it is the graph of a task; leave --task out.")
             return cast(DomextForMaskedLM, graph), load_tokenizer(source.folder)
-        case SourceKind.ADAPTER:
+        case BankAdapter():
             bank = AdapterBank.open(source.bank)
             if bank.describe(source.adapter).architecture != MASKED_LM:
                 raise ConfigError(

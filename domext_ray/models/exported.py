@@ -27,8 +27,8 @@ from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, read_task_file
 from domext_ray.models.head import find_head
-from domext_ray.models.source import Source, SourceKind, open_model
-from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
+from domext_ray.models.source import BaseModel, Export, FinetunedRun, Source, open_model
+from domext_ray.models.start import NO_BILSTM, build_task_model
 from domext_ray.models.task_model import PREDICTION_TOKENS, TaskModel
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime.device import has_bf16
@@ -104,7 +104,7 @@ def hash_export(folder: Path) -> str:
 def find_export(source: Source) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run."""
     folder = source.folder
-    if source.kind == SourceKind.FINETUNED:
+    if isinstance(source, FinetunedRun):
         folder /= "export"
         if not folder.is_dir():
             cause = "the run has not ended, or was made with --export false"
@@ -119,7 +119,7 @@ def open_exported(source: Source, *, takes_graphs: bool = False, long_texts: Lon
     """Look at an exported folder, or at the export of a fine-tuning run; see `load_exported`."""
     folder = find_export(source)
     if not takes_graphs:
-        source.require(SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
+        source.require(FinetunedRun, Export, BaseModel)
     content = read_task_file(folder)
     content = replace(content, description=content.description.read_long_texts(long_texts))
     places = {name: folder / at for name, at in content.stages.items()}
@@ -130,7 +130,7 @@ def open_exported(source: Source, *, takes_graphs: bool = False, long_texts: Lon
         if not is_graph(place) and find_head(place) is None:
             raise RunError(f"{place} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
     recalls = content.description.state.get("embedding_recall") is True
-    embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
+    embed = TextEmbedding(open_model(str(folder / RECALL_ENCODER)).load()) if recalls else None
     tokenizer = load_tokenizer(next(iter(places.values())))
     task = make_described_task(content.description, tokenizer, embed)
     if task.stages.keys() != places.keys():
@@ -168,6 +168,6 @@ def load_exported(
 
 
 def _load_stage(folder: Path, stage: Task) -> Any:
-    start = load_start_model(str(folder), keep_head=True)
+    start = open_model(str(folder)).load(keep_head=True)
     values = {name: getattr(start.config, name) for name in NO_BILSTM}
     return build_task_model(start, stage, FULL, dropout=0.0, seed=0, **values)

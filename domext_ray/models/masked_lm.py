@@ -18,7 +18,7 @@ from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.source import open_model
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.start import StartModel
 from domext_ray.runtime.device import autocast
 from domext_ray.training.step import move_batch
 
@@ -40,9 +40,10 @@ def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaske
 
 def load_to_ask(model: str, option: str, scale: float = 1.0) -> StartModel:
     """Read a run's newest checkpoint, an export of this library, a base's folder, or a hub id of one, at a scale."""
-    if open_model(model, option).does_task:
+    source = open_model(model, option)
+    if source.does_task:
         raise BaseModelError(f"{option} {model!r} was fine-tuned and has no masked-LM head; give what it started from.")
-    return load_start_model(model, option=option, scale=scale)
+    return source.load(scale=scale)
 
 
 def build_masked_lm(start: StartModel, option: str) -> DomextForMaskedLM:

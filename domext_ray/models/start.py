@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: a run, an export, a base -> an encoder's tensors, and a model with a task's head.
+"""An encoder's tensors, of whatever `source` read -> the encoder, or a model with a task's head.
 
 Any base is an encoder of this library without extensions, so published models compare directly with
 adapted ones.
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
-from domext_ray.export.card import Terms, read_terms
+from domext_ray.errors import ConfigError
+from domext_ray.export.card import Terms
 from domext_ray.families.task import Task
-from domext_ray.model.base import MLM_HEAD, hash_tensors, load_base, name_base
+from domext_ray.model.base import hash_tensors
 from domext_ray.model.build import (
     attach_extensions,
     describe_extensions,
@@ -29,23 +29,16 @@ from domext_ray.model.build import (
     fold_scales,
     merge_extensions,
     prepare_for_device,
-    refuse_scale,
-    scale_extensions,
 )
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
-from domext_ray.models.head import StartHead, find_head, fit_head, read_head
+from domext_ray.model.domext.modeling_domext import DomextModel, DomextPreTrainedModel
+from domext_ray.models.head import StartHead, fit_head
 from domext_ray.models.rules import choose_trainables
-from domext_ray.models.source import SourceKind, name_run, open_model
-from domext_ray.progress import quiet_libraries
+from domext_ray.runs.run_directory import name_run
 from domext_ray.runtime.device import has_bf16
-from domext_ray.storage import Place, require_readable
-from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
-from domext_ray.training.start import rebuild_run
 
-_ENCODER = "bert."
-_NO_ADAPTER = "with a model that has no adapter, such as a base or an export of LoRA"
+ENCODER = "bert."
 NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
 
 
@@ -59,6 +52,7 @@ class StartModel:
     tensors: dict[str, Tensor]
     """fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates and scales merged."""
     tokenizer: PreTrainedTokenizerBase
+    files: Path = Path()  # folder of its files; of a bank's adapter none
     mlm_head: dict[str, Tensor] = field(default_factory=dict)  # empty: it has none
     brings: str | None = None  # kind of the head that it has, see `find_head`
     head: StartHead | None = None  # that head, if it goes on
@@ -80,41 +74,6 @@ class StartModel:
         return hash_tensors({**self.tensors, **(self.head.tensors if self.head else {})})
 
 
-def _refuse_scale(config: DomextConfig) -> str:
-    """Say with what an export has no scale; empty: it has one, its adapter's."""
-    if config.extension_vocab_size:
-        return "with new words, which have no scale"
-    if config.module_hidden_size:
-        return "with gated modules, which have no scale"
-    if len(config.adapters) > 1:
-        return f"with several adapters ({', '.join(config.adapters)}), of which a scale is one's; give the run"
-    return "" if config.adapters else _NO_ADAPTER
-
-
-def _read_export(model: str, folder: Path, option: str, scale: float) -> tuple[DomextConfig, dict[str, Tensor]]:
-    with quiet_libraries():
-        try:
-            loaded, info = cast(Any, DomextForMaskedLM).from_pretrained(
-                str(folder), dtype=torch.float32, output_loading_info=True
-            )
-        except Exception as error:  # a damaged folder raises whatever its reader raises
-            reason = " ".join(str(error).split())[:200]
-            require_readable(folder)
-            fault = BaseModelError(f"{option} {model!r} cannot be read as an export of this library ({reason}).")
-            raise find_storage_error(error, folder) or fault from error
-    missing = sorted(info["missing_keys"])
-    lacking = [name for name in missing if name.startswith(_ENCODER)]
-    if lacking:
-        raise BaseModelError(
-            f"{option} {model!r} lacks the tensor {lacking[0]} that its config.json asks for; export it again."
-        )
-    if scale != 1 and not _refuse_scale(loaded.config):
-        for name, adapter in loaded.config.adapters.items():
-            loaded.set_adapter_scale(name, scale * adapter.scale)
-    tensors = take_tensors(loaded)
-    return loaded.config, pick_tensors(tensors) if missing else tensors
-
-
 def take_tensors(model: Any) -> dict[str, Tensor]:
     """Merge LoRA updates and scales into a model; return its tensors, fp32 by this library's names, tied ones once."""
     merge_extensions(model)
@@ -125,70 +84,15 @@ def take_tensors(model: Any) -> dict[str, Tensor]:
     }
 
 
-def pick_tensors(tensors: Mapping[str, Tensor], start: str = _ENCODER) -> dict[str, Tensor]:
+def pick_tensors(tensors: Mapping[str, Tensor], start: str = ENCODER) -> dict[str, Tensor]:
     """Return the encoder's tensors among a model's, or those of another part, by the start of their names."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-def load_start_model(
-    model: str, step: int = 0, keep_head: bool = False, option: str = "--model", scale: float = 1.0
-) -> StartModel:
-    """Read a run, an export, or a base (a folder or a hub id); code that a folder brings along is never run.
-
-    `step` is a run's checkpoint, 0 the newest. `scale` is of what a run's method adds (`scale_extensions`), or of what
-    an export's adapter adds, beside its own.
-    """
-    source = open_model(model, option)
-    folder = source.folder
-    if step and source.kind != SourceKind.RUN:
-        raise ConfigError(
-            f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
-        )
-    source.require(SourceKind.RUN, SourceKind.EXPORT, SourceKind.BASE)
-    card: Path | None = folder
-    wrong_rules = ""
-    if source.kind == SourceKind.RUN:
-        run = rebuild_run(Place(folder), step)
-        network, method = cast(nn.Module, run.model), run.config.method
-        no_scale = refuse_scale(network, method)
-        if scale != 1:
-            scale_extensions(network, method, scale)
-        kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
-        tensors, card = take_tensors(run.model), run.spec.base.folder if run.spec.base else None
-    elif source.kind == SourceKind.EXPORT:
-        kind, (config, tensors) = "export", _read_export(model, folder, option, scale)
-        no_scale, tokenizer = _refuse_scale(config), load_tokenizer(folder)
-        check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")
-    else:
-        with name_base(option):
-            base = load_base(model)
-        kind, tensors, folder = "base", base.tensors, base.folder
-        config = copy.deepcopy(base.config)  # a model changes its own, and others may hold the base
-        wrong_rules = base.wrong_rules.replace("--base", option)
-        card, tokenizer, no_scale = folder, load_tokenizer(folder), _NO_ADAPTER
-    if scale != 1 and no_scale:
-        raise ConfigError(f"--scale is {scale:g}; it must be 1 {no_scale}.")
-    return StartModel(
-        model,
-        kind,
-        config,
-        pick_tensors(tensors),
-        tokenizer,
-        pick_tensors(tensors, MLM_HEAD),
-        find_head(folder),
-        read_head(folder, model, option) if keep_head else None,
-        read_terms(card) if card else Terms(),
-        step,
-        wrong_rules,
-        no_scale,
-        option,
-    )
 
 
 def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
     """Make a start model's encoder without a head, in evaluation mode; on the CPU its tensors are the start's own."""
     encoder: Any = DomextModel(copy.deepcopy(start.config))
-    tensors = {name.removeprefix(_ENCODER): tensor for name, tensor in start.tensors.items()}
+    tensors = {name.removeprefix(ENCODER): tensor for name, tensor in start.tensors.items()}
     encoder.load_state_dict(tensors, assign=True)
     prepare_for_device(encoder, device, bf16=has_bf16(device))
     return encoder.to(device).eval()
@@ -244,7 +148,7 @@ def build_task_model(
         model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
         tensors = start.tensors
         if start.head is not None:
-            own_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_ENCODER)}
+            own_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(ENCODER)}
             tensors = {**tensors, **fit_head(start.head, task, own_head)}
         model.load_state_dict(tensors, strict=False)
         attach_extensions(cast(nn.Module, model), method)

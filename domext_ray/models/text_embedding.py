@@ -15,7 +15,7 @@ from domext_ray.config.shared import LongTexts, Pooling, PoolingChoice
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.families.rows import Row, pad_rows, run_by_length
 from domext_ray.model.domext.modeling_domext import DomextModel
-from domext_ray.models.source import SourceKind, open_model
+from domext_ray.models.source import Run, open_model
 from domext_ray.models.start import StartModel, build_encoder
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
@@ -33,7 +33,7 @@ def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
     if asked != "auto":
         return asked
     source = open_model(model)
-    if source.kind == SourceKind.RUN:
+    if isinstance(source, Run):
         return read_config(Place(source.folder), SettledConfig).objective.pooling
     return read_pooling(source.folder)
 

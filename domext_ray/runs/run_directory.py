@@ -49,6 +49,12 @@ Where a hash is equal, what the option names has only moved.
 """
 
 
+def name_run(folder: Path) -> str:
+    """Return the name of the run that a folder is, or is the export of."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "export" else folder.name
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Places of one run."""

@@ -28,7 +28,8 @@ from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Resampled, average
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
@@ -120,7 +121,7 @@ class TrialTraining:
         trained = self.worker.records.seconds
         self.worker.run(target, evaluate_start=False)  # rungs are what a trial is judged by
         pretrained = time.perf_counter()
-        start = load_start_model(str(self.folder))
+        start = open_model(str(self.folder)).load()
         return {
             "rung": rung,
             "step": self.worker.step,
@@ -238,4 +239,4 @@ def score_base(plan: SweepPlan, _: Any = None) -> dict[str, Any]:
     """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
     uses_fp32 = not plan.config.finetune.engine.uses_bf16
     device = prepare_device(plan.config.scale.uses_gpu, round(plan.cpus), TRAINING, uses_fp32=uses_fp32)
-    return score_sets(load_start_model(plan.config.base), plan, plan.config.finetune, device)
+    return score_sets(open_model(plan.config.base).load(), plan, plan.config.finetune, device)

@@ -22,7 +22,7 @@ from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
-from domext_ray.models.source import SourceKind, open_model
+from domext_ray.models.source import Run, open_model
 from domext_ray.progress import StatusLine, quiet_libraries
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.ray_cluster import (
@@ -73,7 +73,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
         return
     source = open_model(config.model)
     run_dir = source.folder
-    run = read_config(Place(run_dir), SettledConfig) if source.kind == SourceKind.RUN else None
+    run = read_config(Place(run_dir), SettledConfig) if isinstance(source, Run) else None
     has_adapter = run is not None and run.method.has_adapter
     if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))

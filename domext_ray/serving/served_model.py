@@ -31,8 +31,9 @@ from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
 from domext_ray.models.exported import find_export, hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.source import SourceKind, name_run, open_model
+from domext_ray.models.source import BaseModel, Export, FinetunedRun, Run, open_model
 from domext_ray.models.text_embedding import choose_pooling
+from domext_ray.runs.run_directory import name_run
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -233,10 +234,10 @@ def find_single_model(model: str) -> SingleModel | None:
     A fine-tuning run without an export is a RunError.
     """
     source = open_model(model)
-    source.require(SourceKind.RUN, SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
-    if source.kind == SourceKind.RUN:
+    source.require(Run, FinetunedRun, Export, BaseModel)
+    if isinstance(source, Run):
         source = open_model(str(source.folder / "export"))
-    if source.kind != SourceKind.EXPORT and not source.does_task:
+    if not isinstance(source, Export) and not source.does_task:
         return None
     folder = find_export(source) if source.does_task else source.folder
     return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder))

@@ -54,7 +54,8 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import StartModel, build_task_model, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel, build_task_model
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import read_config, read_identity, resolve_schedule
 from domext_ray.runtime.device import TRAINING, configure_kernels
@@ -192,7 +193,7 @@ def _read_entities(options: argparse.Namespace, limits: TaskOptions) -> tuple[Fi
     """Return how ours trains, what both start from, and a task of words."""
     engine = EngineConfig(precision=options.precision)
     config = FinetuneConfig(task=options.task, data=options.data, model=options.model, method=FULL, engine=engine)
-    loaded, start = load_labelled(config), load_start_model(options.model)
+    loaded, start = load_labelled(config), open_model(options.model).load()
     if loaded.family != "ner":
         raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
     if start.config.has_extension or not find_layout(start.config).has_plain_heads:

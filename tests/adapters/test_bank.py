@@ -45,7 +45,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -617,7 +617,7 @@ FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
 
 def test_a_fine_tuned_model_is_added_with_its_task(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
     """A new bank takes the base from the run. Answers are compared in serving/test_served_models.py."""
-    start = load_start_model(bank.base_id)
+    start = open_model(bank.base_id).load()
     task, fitted = fit(start, "classification", replace(BESIDE, heads=1, ffn_units=6))
     write_finetuning(tmp_path / "tuned", bank.base_id)
     export_stages(start, task, fitted, Place(tmp_path / "tuned" / "export"))
@@ -633,7 +633,7 @@ def test_a_fine_tuned_model_is_added_with_its_task(bank: AdapterBank, base: Base
 
 
 def test_a_fine_tuned_model_that_is_more_than_an_adapter_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
-    start = load_start_model(bank.base_id)
+    start = open_model(bank.base_id).load()
     for family, method, reason in (
         (
             "classification",
@@ -664,8 +664,8 @@ def test_a_base_is_at_the_beginning_of_all_runs(base: Base, tmp_path: Path) -> N
     make_run(base, tmp_path / "clinic", MethodConfig(heads=0, ffn_units=0, bottleneck_size=5))
     write_finetuning(tmp_path / "first", str(tmp_path / "clinic"))
     write_finetuning(tmp_path / "second", str(tmp_path / "first" / "export"))
-    task, fitted = fit(load_start_model(str(base.folder)), "classification", BESIDE)
-    export_stages(load_start_model(str(base.folder)), task, fitted, Place(tmp_path / "first" / "export"))
+    task, fitted = fit(open_model(str(base.folder)).load(), "classification", BESIDE)
+    export_stages(open_model(str(base.folder)).load(), task, fitted, Place(tmp_path / "first" / "export"))
     assert find_base(str(tmp_path / "second")) == str(base.folder)
     make_run(base, tmp_path / "whole", FULL)
     assert find_base(str(write_finetuning(tmp_path / "third", str(tmp_path / "whole")))) == str(tmp_path / "whole")

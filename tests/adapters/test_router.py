@@ -27,7 +27,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.plan import size_model
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths
@@ -260,7 +260,7 @@ def test_an_export_has_the_run_s_router(base: Base, texts: tuple[Manifest, Manif
         with torch.no_grad():
             assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
     for source in sources:  # as fine-tuning and measuring read them
-        assert torch.equal(load_start_model(str(source)).tensors["bert.router.adapters.clinic.weight"].int(), table)
+        assert torch.equal(open_model(str(source)).load().tensors["bert.router.adapters.clinic.weight"].int(), table)
 
 
 def test_without_general_text_there_is_none_and_it_is_said(

@@ -40,7 +40,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.extension import base_token_ids, read_base_vocabulary
 from domext_ray.text.vocabulary.learn import import_words
@@ -199,7 +199,7 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
         export_model(run, Place(folder))
         again = AutoTokenizer.from_pretrained(folder)
         assert type(again) is type(tokenizer) and fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
-        start = load_start_model(str(folder))
+        start = open_model(str(folder)).load()
         assert (start.kind, start.config.hidden_act, start.config.model_type) == ("export", "gelu", "domext")
         assert capfd.readouterr() == ("", "")
 
@@ -334,7 +334,7 @@ def test_a_run_is_exported_from_its_newest_checkpoint(base: Base, tmp_path: Path
     assert read_export_record(folder) == ExportRecord("huggingface", "run", 3, newest.tensors_sha256)
     loaded = DomextForMaskedLM.from_pretrained(folder).eval()
     assert torch.equal(score(run, loaded), score(run))
-    assert load_start_model(str(run_dir)).step == 3 and load_start_model(str(folder)).step == 0
+    assert open_model(str(run_dir)).load().step == 3 and open_model(str(folder)).load().step == 0
     assert metadata_load(Path(folder / "README.md"))["license"] == "mit"
     assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
     check_shared(Path(folder), tmp_path)

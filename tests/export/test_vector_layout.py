@@ -20,7 +20,7 @@ from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -102,7 +102,7 @@ def test_sentence_transformers_gives_the_same_vectors(
     folder = export(source, METHODS[method], pooling, tmp_path / "export")
     model = library.SentenceTransformer(str(folder), trust_remote_code=method != "full", device="cpu")
     theirs = model.encode(TEXTS)
-    start = load_start_model(str(folder))
+    start = open_model(str(folder)).load()
     embed = TextEmbedding(start, pooling=pooling, max_length=start.config.max_row_length)
     np.testing.assert_allclose(embed(TEXTS), theirs, atol=1e-5, rtol=0)
     lengths = np.linalg.norm(replace(embed, normalize=True)(TEXTS), axis=1)

@@ -22,7 +22,8 @@ from domext_ray.families.multilabel import MultiLabelTask
 from domext_ray.families.readers.examples import LabelledSet, MultiLabelText
 from domext_ray.families.sets import load_set
 from domext_ray.families.task import TaskOptions
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 
 LABELS = ("animal", "place", "weather")
 WORDS_OF = {"animal": ("cat", "dog"), "place": ("house", "garden"), "weather": ("sun", "wind")}
@@ -43,7 +44,7 @@ def make_texts(split: str, num_texts: int, seed: int) -> tuple[MultiLabelText, .
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def make_task(start: StartModel) -> MultiLabelTask:

@@ -29,7 +29,8 @@ from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.families.loading import load_labelled
 from domext_ray.inference import predict as predicting
 from domext_ray.inputs import get_or_prepare_inputs
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.plan import load_run_base
 from domext_ray.report import report
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
@@ -213,7 +214,9 @@ def list_measures(results: dict[str, Any]) -> dict[str, Any]:
 # --- labelled sets and inputs ---------------------------------------------------------------------------------------
 
 
-_load_start_model = functools.cache(load_start_model)
+@functools.cache
+def _load(model: str) -> StartModel:
+    return open_model(model).load()
 
 
 def encode_set(command: str) -> dict[str, list[Any]]:
@@ -226,7 +229,7 @@ def encode_set(command: str) -> dict[str, list[Any]]:
     loaded = load_labelled(config)
     splits = {name: [_lengthen(i, e) for i, e in enumerate(getattr(loaded.data, name))] for name in ("train", "dev")}
     loaded = replace(loaded, data=replace(loaded.data, **{name: tuple(examples) for name, examples in splits.items()}))
-    task = make_set_task(config, _load_start_model(config.model), loaded)
+    task = make_set_task(config, _load(config.model), loaded)
     found: dict[str, list[Any]] = {}
     for name, stage in task.stages.items():
         for split in splits:

@@ -60,7 +60,7 @@ from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
 from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.task_model import TaskModel
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.serving.engine import Engine as ServingEngine
@@ -349,7 +349,7 @@ def test_segments_of_memory_can_grow(alone: dict[str, Any], device: torch.device
 def test_a_fine_tuning_and_its_predictions_are_the_cpus(
     family: str, head_bilstm: int, places: Places, device: torch.device
 ) -> None:
-    start = load_start_model(str(places.bert))
+    start = open_model(str(places.bert)).load()
     task, expected = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm)
     _, found = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm, device=device)
     for name, fitted in expected.items():
@@ -383,7 +383,7 @@ def test_a_bilstm_never_computes_in_fp16(device: torch.device) -> None:
 
 
 def test_a_training_in_bf16_predicts_what_one_in_fp32_does(places: Places, device: torch.device) -> None:
-    start, bf16 = load_start_model(str(places.bert)), EngineConfig(precision="bf16")
+    start, bf16 = open_model(str(places.bert)).load(), EngineConfig(precision="bf16")
     (expected,) = fit(start, "classification", BOTTLENECK)[1].values()
     (found,) = fit(start, "classification", BOTTLENECK, engine=bf16, device=device)[1].values()
     assert found.steps == expected.steps and found.dev_scores[-1] == pytest.approx(expected.dev_scores[-1], abs=0.3)
@@ -396,7 +396,7 @@ def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.dev
         model, tokenizer = load_masked_lm(str(places.bert), "--model")
         fill: Any = FillMask(model.to(where), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
         filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]).records)
-        embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=where.type)
+        embed = TextEmbedding(open_model(str(places.bert)).load(), layers=(1, 2), normalize=True, device=where.type)
         vectors.append(np.asarray(embed(["the drug", "a heart disease of the patient"])))
     first, second = ([mask for record in records for mask in record["masks"]] for records in filled)
     assert len(first) == len(second) == 3

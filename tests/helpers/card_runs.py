@@ -32,7 +32,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.storage import Place
 from domext_ray.text.corpus.views import make_masker
@@ -201,7 +201,7 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
 
 def run_family(family: str, folder: Path, *, head_bilstm: int = 0) -> dict[str, Waits]:
     """Fine-tune, tune on dev and predict: what waits per step, and what else."""
-    start, engine = load_start_model(str(folder)), EngineConfig(precision="bf16")
+    start, engine = open_model(str(folder)).load(), EngineConfig(precision="bf16")
     steps, plain = list[Waits](), SingleProcessTrainer.train_step
 
     def train_step(trainer: Any, batches: Any, *arguments: Any) -> Any:
@@ -245,7 +245,7 @@ def run_bank(folder: Path, root: Path) -> dict[str, Waits]:
 
 def run_vectors(folder: Path) -> dict[str, Waits]:
     """Vectors of a few texts."""
-    embed = TextEmbedding(load_start_model(str(folder)), layers=(1, 2), normalize=True, device=register_card().type)
+    embed = TextEmbedding(open_model(str(folder)).load(), layers=(1, 2), normalize=True, device=register_card().type)
     with Card() as card:
         embed(["the drug", "a heart disease of the patient"])
         card.take_waits()

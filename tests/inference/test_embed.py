@@ -26,7 +26,7 @@ from domext_ray.inference.embed import (
     run_embedding,
 )
 from domext_ray.inference.parts import PARTS, describe_losses
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
@@ -68,7 +68,7 @@ def test_parquet_has_ids_and_vectors(config: EmbedConfig, tiny_base_folder: Path
     assert table.column("id").to_pylist() == [f"t{i}" for i in range(5)]
     assert str(table.schema.field("vector").type) == "fixed_size_list<element: float>[32]"
     vectors = table.column("vector").to_pylist()
-    expected = TextEmbedding(load_start_model(str(tiny_base_folder)))(TEXTS)
+    expected = TextEmbedding(open_model(str(tiny_base_folder)).load())(TEXTS)
     assert vectors[2] is None
     for i in (0, 1, 3, 4):
         np.testing.assert_allclose(vectors[i], expected[i], atol=1e-5)
@@ -107,7 +107,7 @@ def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:
 
 def test_layers_are_averaged(tiny_base_folder: Path) -> None:
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_base_folder), AutoModel.from_pretrained(tiny_base_folder)
-    start, poolings = load_start_model(str(tiny_base_folder)), get_args(Pooling)
+    start, poolings = open_model(str(tiny_base_folder)).load(), get_args(Pooling)
     assert {*poolings} == {"mean", "cls"}
     for (layers, numbers), pooling in product((("0", [0]), ("1-2", [1, 2]), ("0,2", [0, 2])), poolings):
         config = EmbedConfig(input="x", output="y", layers=layers)

@@ -11,13 +11,14 @@ from finetuned_models import CPU, FULL, export_fitted, fit
 from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
 from domext_ray.errors import RunError
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.storage import Place
 
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def check_alone(start: StartModel, family: str, folder: Path, embeds: bool = False) -> None:
@@ -36,7 +37,7 @@ def test_the_encoder_that_recalls_terms_travels(start: StartModel, tmp_path: Pat
 @pytest.mark.slow
 def test_a_model_on_roberta_predicts_alone(tiny_roberta_folder: Path, tmp_path: Path) -> None:
     for family in ("ner", "qa"):
-        check_alone(load_start_model(str(tiny_roberta_folder)), family, tmp_path / family)
+        check_alone(open_model(str(tiny_roberta_folder)).load(), family, tmp_path / family)
 
 
 def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path: Path) -> None:

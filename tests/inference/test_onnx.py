@@ -38,7 +38,6 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.models.exported import hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.source import open_model
-from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -159,7 +158,7 @@ def test_a_masked_lm_is_a_graph(places: Any, tmp_path: Path) -> None:
 
 
 def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -> None:
-    source = export_fitted(load_start_model(str(tiny_base_folder)), "ner", tmp_path / "export", BOTTLENECK)
+    source = export_fitted(open_model(str(tiny_base_folder)).load(), "ner", tmp_path / "export", BOTTLENECK)
     folder = export(source, tmp_path / "onnx")
     examples = draw_set("ner").test
     expected, found = (
@@ -202,7 +201,7 @@ def test_only_predict_takes_a_graph(family: str, places: Any, tmp_path: Path) ->
     """And a foreign graph beside a base is none of ours."""
     (tmp_path / "in.txt").write_text("the [MASK]\n")
     given = {"input": str(tmp_path / "in.txt"), "output": str(tmp_path / "out")}
-    source = export_fitted(load_start_model(str(places.bert)), family, tmp_path / family, FULL, epochs=0.3)
+    source = export_fitted(open_model(str(places.bert)).load(), family, tmp_path / family, FULL, epochs=0.3)
     folder = export(source, tmp_path / "onnx")
     with pytest.raises(ConfigError, match="fills no masks: it is the graph of a task; leave --task out"):
         plan_prediction(PredictConfig(model=str(folder), task="fill_mask", **given))  # type: ignore[arg-type]
@@ -280,7 +279,7 @@ def test_every_family_is_a_graph(
     known = {"bert": tiny_base_folder, "roberta": tiny_roberta_folder}
     base = known.get(kind) or TINY_LAYOUTS[kind].save(tmp_path / "base")
     method = BOTTLENECK if family != "normalization" else FULL
-    source = export_fitted(load_start_model(str(base)), family, tmp_path / "export", method)
+    source = export_fitted(open_model(str(base)).load(), family, tmp_path / "export", method)
     folder = export(source, tmp_path / "onnx")
     task, other = load_exported(source, CPU), load_exported(folder, CPU, takes_graphs=True)
     examples = draw_set(family).test
@@ -332,7 +331,7 @@ def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypat
     export_model(as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), Place(tmp_path / "two"))
     refuse(tmp_path / "two", r"the model has several adapters \(clinic, law\), so it must name the graph's")
     refuse(tmp_path / "two", "--output is empty; it must be a folder, for --run .* is no run's directory", output="")
-    start = load_start_model(str(places.bert))
+    start = open_model(str(places.bert)).load()
     refuse(
         export_fitted(start, "ner", tmp_path / "read", FULL, head_bilstm=8, epochs=0.3),
         "reads states by a BiLSTM of 8, which a graph cannot hold",

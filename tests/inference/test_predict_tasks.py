@@ -28,7 +28,8 @@ from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import describe_changes
 
@@ -47,7 +48,7 @@ UNUSUAL = [
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def work_on(config: PredictConfig) -> PredictPlan:

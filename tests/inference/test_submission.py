@@ -16,7 +16,8 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import list_shipped
 from domext_ray.families.readers.examples import LabelledText
 from domext_ray.inference.submission import SUBMISSIONS, check_submission, plan_submission, write_submission
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.storage import Place
 
 TEXT = "the water drug and heart"
@@ -24,7 +25,7 @@ TEXT = "the water drug and heart"
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def submit(start: StartModel, folder: Path, family: str, name: str, rows: list[Any], **values: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from conftest import write_corpus
 from pretrain_jobs import read_losses, train_here, write_command
 
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
@@ -58,9 +58,9 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
     np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS, name), losses, atol=1e-4)
     shares = sorted(max((tmp_path / "cut" / "checkpoints").iterdir()).glob("tensors*.safetensors"))
     assert len(shares) == 4
-    run, export = (load_start_model(str(tmp_path / "cut" / folder)) for folder in ("", "export"))
+    run, export = (open_model(str(tmp_path / "cut" / folder)).load() for folder in ("", "export"))
     assert all(torch.equal(run.tensors[name], tensor) for name, tensor in export.tensors.items())
     export.config.active_adapters = []
-    base = TextEmbedding(load_start_model(str(tiny_base_folder)))
+    base = TextEmbedding(open_model(str(tiny_base_folder)).load())
     assert np.array_equal(TextEmbedding(export)(TEXTS), base(TEXTS)), "taken off, the base's vectors bit for bit"
     assert not np.allclose(TextEmbedding(run)(TEXTS), base(TEXTS), atol=1e-3)

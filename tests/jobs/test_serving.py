@@ -34,7 +34,7 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.errors import ConfigError
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.serving.catalogue import LOOK_SECONDS
 from domext_ray.storage import Place
 
@@ -251,7 +251,7 @@ def test_the_end_waits_for_open_requests(server: Server) -> None:
 
 
 def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path, tmp_path: Path) -> None:
-    start = load_start_model(str(tiny_base_folder))
+    start = open_model(str(tiny_base_folder)).load()
     task, fitted = fit(start, "multilabel", FULL)
     export_stages(start, task, fitted, Place(tmp_path / "notes" / "export"))
     model = load_exported(tmp_path / "notes" / "export", CPU)

@@ -22,8 +22,7 @@ from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import plan_prediction
 from domext_ray.models.exported import load_exported
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.source import SourceKind, open_model
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import BankAdapter, BaseModel, Export, FinetunedRun, Graphs, Run, open_model
 from domext_ray.serving.served_model import find_single_model
 from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
 
@@ -32,7 +31,7 @@ from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
 def places(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A model of every kind, by a name; what only its files tell has no more than these."""
     root = tmp_path_factory.mktemp("models")
-    start = load_start_model(str(tiny_base_folder))
+    start = open_model(str(tiny_base_folder)).load()
     plain, tagger = (
         export_fitted(start, family, root / family, method, epochs=0.5)
         for family, method in (("classification", FULL), ("ner", BOTTLENECK))
@@ -47,23 +46,24 @@ def places(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 KINDS = {
-    "run": (SourceKind.RUN, False),
-    "tuned": (SourceKind.FINETUNED, True),
-    "ner": (SourceKind.EXPORT, True),
-    "classification": (SourceKind.BASE, True),  # all of it was trained, so that it is a plain model
-    "base": (SourceKind.BASE, False),
-    "graph": (SourceKind.GRAPHS, True),
-    "adapter": (SourceKind.ADAPTER, False),
+    "run": (Run, False),
+    "tuned": (FinetunedRun, True),
+    "ner": (Export, True),
+    "classification": (BaseModel, True),  # all of it was trained, so that it is a plain model
+    "base": (BaseModel, False),
+    "graph": (Graphs, True),
+    "adapter": (BankAdapter, False),
 }
 
 
 def test_each_kind_is_known_by_its_files(places: dict[str, str]) -> None:
     for name, (kind, does_task) in KINDS.items():
         found = open_model(places[name], "--models")
-        assert (found.kind, found.does_task, found.option) == (kind, does_task, "--models"), name
+        assert (type(found), found.does_task, found.option) == (kind, does_task, "--models"), name
     for name in (SHIPPED_BASE, "bert-base-uncased", "nowhere/model", "s3://bucket/model", places["bank"]):
-        assert open_model(name).kind == SourceKind.BASE, "whoever reads it says what is wrong with it"
+        assert type(open_model(name)) is BaseModel, "whoever reads it says what is wrong with it"
     adapter = open_model(places["adapter"])
+    assert isinstance(adapter, BankAdapter)
     assert (str(adapter.bank), adapter.adapter) == (places["bank"], "tags")
 
 
@@ -75,6 +75,10 @@ def embed(model: str) -> Any:
     return plan_embedding(EmbedConfig(model=model, input=str(Path(__file__)), output="vectors"))
 
 
+def load(model: str) -> Any:
+    return open_model(model).load()
+
+
 def write_graphs(model: str) -> Any:
     return export_onnx(ExportConfig(run=model, format="onnx", output=f"{model.replace(':', '-')}-graph"))
 
@@ -82,7 +86,7 @@ def write_graphs(model: str) -> Any:
 USERS: dict[Callable[[str], Any], dict[str, str]] = {
     predict: {},
     embed: {"tuned": "a fine-tuned run; give its export, ", "graph": "which domext predict alone takes"},
-    load_start_model: {
+    load: {
         "tuned": "a fine-tuned run; give its export, ",
         "graph": "an ONNX folder, which domext predict alone takes; give what it was made from",
         "adapter": "an adapter of a bank; give the run that was added to the bank",

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from domext_ray.models import text_embedding
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 
 
 def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path) -> None:
     texts = ["heart disease", "the cold water of the river", "cell"]
-    found = TextEmbedding(load_start_model(str(tiny_base_folder)))(texts)
+    found = TextEmbedding(open_model(str(tiny_base_folder)).load())(texts)
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_base_folder), AutoModel.from_pretrained(tiny_base_folder)
     for text, vector in zip(texts, found, strict=True):
         with torch.no_grad():
@@ -27,7 +27,7 @@ def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path)
 
 def test_the_windows_of_a_text_are_averaged_over_their_tokens(tiny_base_folder: Path) -> None:
     texts = ["the cold water of the river " * 5, "cell", "", "heart disease of the dog and the cat " * 3]
-    start = load_start_model(str(tiny_base_folder))
+    start = open_model(str(tiny_base_folder)).load()
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_base_folder), AutoModel.from_pretrained(tiny_base_folder)
     many, few = (TextEmbedding(start, max_length=12, long_texts="windows", batch_size=size) for size in (64, 2))
     found, is_cut = many.embed(texts)
@@ -49,7 +49,7 @@ def test_the_encoder_is_made_once(tiny_base_folder: Path, monkeypatch: pytest.Mo
     made = []
     build = text_embedding.build_encoder
     monkeypatch.setattr(text_embedding, "build_encoder", lambda *args: made.append(args) or build(*args))
-    embed = TextEmbedding(load_start_model(str(tiny_base_folder)))
+    embed = TextEmbedding(open_model(str(tiny_base_folder)).load())
     size = len(pickle.dumps(embed))
     first, again = (embed(["heart disease"]) for _ in range(2))
     assert len(made) == 1 and np.array_equal(first, again)

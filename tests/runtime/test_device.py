@@ -24,7 +24,6 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.inference.predictors import find_model, load_predictor
 from domext_ray.models.source import open_model
-from domext_ray.models.start import load_start_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime import device
 from domext_ray.runtime import ray_cluster as cluster
@@ -171,7 +170,7 @@ def test_predictions_are_made_in_bf16_where_the_card_has_it(
     texts = ["the doctor read a [MASK] in the house .", "water"]
     config = PredictConfig(model=str(tiny_base_folder), input="a", output="b")
     fill_mask: Any = load_predictor(find_model(open_model(config.model), config), config, CPU)
-    embed = TextEmbedding(load_start_model(str(tiny_base_folder)), layers=(0, 2))
+    embed = TextEmbedding(open_model(str(tiny_base_folder)).load(), layers=(0, 2))
     served = Engine(ServedBank(make_bank(tmp_path / "bank", str(tiny_base_folder))), CPU)
     ids = np.arange(5, 12, dtype=np.int64)
     rows = [ServedRow("__base__", "", ids, None, "mean"), ServedRow("__base__", "", ids, None, "words", ids[:1] - 4, 3)]

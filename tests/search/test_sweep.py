@@ -31,7 +31,7 @@ from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.errors import ConfigError, CorpusError, RunError
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.run_directory import write_run
 from domext_ray.runtime.on_tune import run_trials
@@ -134,7 +134,7 @@ def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) 
     assert best.train.max_steps == best.optim.decay_steps == 18 and best.train.save_every == 4
     run_pretraining(best)
     trial = sweep / "trials" / read_json(sweep / "summary.json")["best"]["id"]
-    start = load_start_model(str(trial))
+    start = open_model(str(trial)).load()
     assert start.kind == "run" and start.config.has_extension, "a trial is a run that jobs take as a model"
     records = read_metrics(trial / "metrics.jsonl")
     assert [line["step"] for line in records] == list(range(1, 19)), "a rung goes on where the one before it stopped"

@@ -24,7 +24,7 @@ from domext_ray.inference.predictors import TaskPredictor, find_model, load_pred
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.models.source import open_model
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.start import StartModel
 from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import find_single_model, open_served
@@ -44,7 +44,7 @@ EXBERT = MethodConfig(name="exbert", heads=0, ffn_units=0, module_hidden_size=8,
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def check_answers(served: Served, name: str, family: str, model: str) -> None:

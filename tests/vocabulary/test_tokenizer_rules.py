@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
 from domext_ray.inputs import run_preparation
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.text.vocabulary import tokenizer_rules
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
@@ -125,7 +125,7 @@ def test_a_base_tells_it_before_anything_is_made(
     run_preparation(config)
     told = capsys.readouterr().out
     assert told.count(f"warning: the tokenizer of --base {base} lowercases text: ") == 1
-    assert load_start_model(str(base)).wrong_rules.startswith(f"the tokenizer of --model {base} lowercases text: ")
+    assert open_model(str(base)).load().wrong_rules.startswith(f"the tokenizer of --model {base} lowercases text: ")
     (base / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     run_preparation(config)
     assert "the tokenizer of" not in capsys.readouterr().out

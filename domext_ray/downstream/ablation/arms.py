@@ -19,7 +19,8 @@ from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.plan import count_parameters, list_trials
 from domext_ray.errors import ConfigError
 from domext_ray.families.loading import load_labelled
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.runs.run_directory import resolve_root
 from domext_ray.storage import Place
 
@@ -70,7 +71,7 @@ def plan_arms(config: AblateConfig) -> list[Arm]:
 
 
 def _load_start(config: FinetuneConfig) -> StartModel:
-    return load_start_model(config.model, config.model_step, config.keep_head)
+    return open_model(config.model).load(step=config.model_step, keep_head=config.keep_head)
 
 
 def name_runs(config: AblateConfig) -> str:

@@ -23,7 +23,8 @@ from domext_ray.families.losses import LossOptions, set_loss
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, describe_other, read_config, read_identity
 from domext_ray.runtime.trials import Ledger, Outcome, Trial
@@ -110,7 +111,7 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
     config, identity, summary = _read_run(folder)
     config = replace(config, data=data or config.data, model=model or config.model)
     loaded = load_labelled(config)
-    start = load_start_model(config.model, config.model_step, config.keep_head)
+    start = open_model(config.model).load(step=config.model_step, keep_head=config.keep_head)
     for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
         if identity[option] != found:
             option = option.removesuffix("_sha256")

@@ -18,7 +18,8 @@ from domext_ray.errors import ConfigError
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.stages import list_notes
 from domext_ray.families.task import StagedTask
-from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel
 from domext_ray.runs.run_directory import TRAININGS, check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.runtime.trials import Ledger, Trial
@@ -101,7 +102,7 @@ def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
     """Check a run and everything that it reads, and return its plan; with --against that model's plan follows."""
     config = resolve_gpu(config)
     root = resolve_root(config.run.dir)
-    starts = [load_start_model(config.model, config.model_step, config.keep_head)]
+    starts = [open_model(config.model).load(step=config.model_step, keep_head=config.keep_head)]
     starts += [_load_other(config, starts[0])] if config.against else []
     loaded = load_labelled(config)
     plan = _plan_model(config, root, starts[0], loaded)
@@ -124,7 +125,7 @@ def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
             f"{named} is a fine-tuned run; give the model that it started from, which is then trained like --model, or "
             "compare the two runs with domext compare_runs."
         )
-    other = load_start_model(config.against, 0, config.keep_head, "--against")
+    other = open_model(config.against, "--against").load(keep_head=config.keep_head)
     if other.sha256 == start.sha256:
         raise ConfigError(f"{named} has the same weights as --model {config.model!r}; give another model.")
     return other

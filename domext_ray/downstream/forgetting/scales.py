@@ -23,7 +23,7 @@ from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
 from domext_ray.downstream.forgetting.forgetting import AskedModel
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.build import prepare_for_device, scale_extensions, store_base
-from domext_ray.models.source import SourceKind, open_model
+from domext_ray.models.source import Run, open_model
 from domext_ray.runs.run_directory import read_config, read_identity
 from domext_ray.runtime.device import TRAINING, as_worker
 from domext_ray.storage import Place
@@ -112,7 +112,7 @@ def find_runs(config: ForgettingConfig, models: Sequence[AskedModel]) -> list[Me
 
 def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
     """Return what a run's evaluations score; or why there is nothing, as what follows its name."""
-    if open_model(str(folder.local())).kind != SourceKind.RUN:
+    if not isinstance(open_model(str(folder.local())), Run):
         return "is no run's directory"
     config = read_config(folder, SettledConfig)
     if config.objective.kind != "masked":

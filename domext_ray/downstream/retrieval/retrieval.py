@@ -18,7 +18,7 @@ from domext_ray.config.shared import Pooling
 from domext_ray.downstream.retrieval.collection import Collection, read_collection
 from domext_ray.families.metrics.scored_models import ScoredModel
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.progress import StatusLine
 
@@ -41,7 +41,7 @@ class SearchModel(ScoredModel):
 def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[SearchModel]]:
     """Search with every model."""
     collection = read_collection(Path(config.data), config.split)
-    starts = [(name, load_start_model(model, option="--models")) for name, model in config.named_models]
+    starts = [(name, open_model(model, "--models").load()) for name, model in config.named_models]
     found: list[SearchModel] = []
     for name, start in starts:
         embed = TextEmbedding(

@@ -27,7 +27,8 @@ from domext_ray.families.tagging import TokenClassificationTask
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification, StateBiLSTM
-from domext_ray.models.start import StartModel, build_encoder, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel, build_encoder
 
 CONFIG = FinetuneConfig(
     engine=FP32,
@@ -54,7 +55,7 @@ def make_sentences(split: str, num_sentences: int, seed: int) -> tuple[TaggedSen
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,7 @@ def test_it_is_exported(fitted: Fitted, start: StartModel, tmp_path: Path) -> No
     batch = fitted.task.collate(fitted.task.encode(fitted.task.data.test[:9], is_training=False))
     with torch.no_grad():
         assert torch.equal(loaded.eval()(**batch.inputs).logits, fitted.model.eval()(**batch.inputs).logits)
-    again = load_start_model(str(tmp_path / "export"), keep_head=True)
+    again = open_model(str(tmp_path / "export")).load(keep_head=True)
     config = replace(CONFIG, features=replace(CONFIG.features, combine="mix" if loaded.config.head_mix else "concat"))
     with torch.no_grad():
         model = make_model(again, fitted.task, config, seed=9).eval()

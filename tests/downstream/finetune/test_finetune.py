@@ -39,7 +39,7 @@ from domext_ray.families.registry import FAMILIES
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
 from domext_ray.runtime.trials import Outcome, Trial, choose_arm
@@ -431,7 +431,7 @@ def test_windows_reach_the_task_and_are_part_of_the_run(config: FinetuneConfig, 
 
 
 def test_what_cannot_do_without_words(config: FinetuneConfig, tmp_path: Path) -> None:
-    start = load_start_model(config.model)
+    start = open_model(config.model).load()
     few = replace(config, labelled=replace(config.labelled, new_word_dropout=0.5))
     loaded = load_labelled(few)
     (note,) = make_set_task(few, start, loaded).notes

@@ -33,7 +33,8 @@ from domext_ray.families.readers.words import cut_words
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import StartModel, build_task_model, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel, build_task_model
 from domext_ray.storage import Place
 
 ONE_MODEL = [each for each in EXAMPLES if each not in STAGED]
@@ -61,7 +62,7 @@ assert "domext_ray" not in sys.modules
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def make_fitted(start: StartModel, family: str, method: MethodConfig) -> Fitted:
@@ -112,7 +113,7 @@ def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) ->
 
 
 def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, tmp_path: Path) -> None:
-    roberta = load_start_model(str(tiny_roberta_folder))
+    roberta = open_model(str(tiny_roberta_folder)).load()
     expected = {}
     for family in (*ONE_MODEL, "roberta"):
         model, method = (roberta, FULL) if family == "roberta" else (start, BOTTLENECK)
@@ -271,7 +272,7 @@ def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> 
     for method in (FULL, BOTTLENECK):
         folder = tmp_path / method.name
         fitted = save_to(folder, start, "classification", method)
-        again = load_start_model(str(folder))
+        again = open_model(str(folder)).load()
         own = dict(fitted.model.named_parameters())
         encoder = {name for name in own if name.startswith("bert.")}
         brought = again.tensors.keys() - encoder
@@ -286,8 +287,8 @@ def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
         for method in (FULL, BOTTLENECK):
             folder = tmp_path / family / method.name
             fitted = save_to(folder, start, family, method)
-            again = load_start_model(str(folder), keep_head=True)
-            assert again.brings == fitted.task.head and again.sha256 != load_start_model(str(folder)).sha256
+            again = open_model(str(folder)).load(keep_head=True)
+            assert again.brings == fitted.task.head and again.sha256 != open_model(str(folder)).load().sha256
             model = build_task_model(again, fitted.task, FULL, dropout=0.0, seed=7)
             found = dict(model.named_parameters())
             for name, expected in fitted.model.named_parameters():
@@ -299,7 +300,7 @@ def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_pa
     for family in ("ner", "nested_ner", "relation", "classification"):
         folder = tmp_path / family
         fitted = save_to(folder, start, family, FULL)
-        again = load_start_model(str(folder), keep_head=True)
+        again = open_model(str(folder)).load(keep_head=True)
         task: Any = fitted.task
         if family == "ner":
             data = replace(task.data, labels=("Organ", "Disease"))
@@ -317,9 +318,9 @@ def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_pa
 
 def test_a_head_that_does_not_fit_is_refused(start: StartModel, tiny_base_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--keep_head is True; it must be false with --model .*no task's head"):
-        load_start_model(str(tiny_base_folder), keep_head=True)
+        open_model(str(tiny_base_folder)).load(keep_head=True)
     save_to(tmp_path / "export", start, "classification", FULL)
-    again = load_start_model(str(tmp_path / "export"), keep_head=True)
+    again = open_model(str(tmp_path / "export")).load(keep_head=True)
     with pytest.raises(ConfigError, match="kind SequenceClassification, and the task needs TokenClassification"):
         build_task_model(again, make_fitted(start, "ner", FULL).task, FULL, dropout=0.0, seed=0)
     with pytest.raises(ConfigError, match=r"has bilstm\.dense\.bias of shape none, and this task.s of shape 32;"):

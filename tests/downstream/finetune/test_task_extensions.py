@@ -26,7 +26,8 @@ from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.models.exported import load_exported
-from domext_ray.models.start import StartModel, build_task_model, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel, build_task_model
 from domext_ray.storage import Place
 
 HEADS, UNITS, BOTTLENECK = {"heads": 1}, {"ffn_units": 6}, {"bottleneck_size": 4}
@@ -60,7 +61,7 @@ def make_config(method: MethodConfig) -> FinetuneConfig:
 
 @pytest.fixture(scope="module")
 def plain(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def extended(plain: StartModel, task: ClassificationTask, tmp_path_factory: pyte
     method = make_method(adapter="domain", **HEADS, **BOTTLENECK, **{**MODULES, "gate_bias": 1.0})
     folder = tmp_path_factory.mktemp("extended") / "export"
     export(plain, fit(plain, task, method), folder)
-    return load_start_model(str(folder))
+    return open_model(str(folder)).load()
 
 
 def fit(start: StartModel, task: Task, method: MethodConfig) -> Fitted:
@@ -125,7 +126,7 @@ def check_extension(start: StartModel, task: Task, method: MethodConfig, trained
     alone = load_exported(folder, CPU)
     assert alone.predict(task.data.test).predictions == fitted.predict(task.data.test)
     assert torch.equal(compute_logits(alone.stages["model"].model, task), compute_logits(fitted.model, task))
-    again = load_start_model(str(folder))
+    again = open_model(str(folder)).load()
     assert all(torch.equal(again.tensors[name], after[name]) for name in name_encoder(after))
     return fitted
 

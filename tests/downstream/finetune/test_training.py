@@ -36,7 +36,8 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledSet, LabelledText
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import complete_adapter
-from domext_ray.models.start import StartModel, build_task_model, describe_task_model, load_start_model
+from domext_ray.models.source import open_model
+from domext_ray.models.start import StartModel, build_task_model, describe_task_model
 from domext_ray.models.task_model import TaskModel
 from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer
 from domext_ray.text.vocabulary.family import tokenizer_family
@@ -51,7 +52,7 @@ POINT = Point(lr=1e-3, batch_size=8, epochs=1.0, seed=5)
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    return load_start_model(str(tiny_base_folder))
+    return open_model(str(tiny_base_folder)).load()
 
 
 def make_texts(split: str, num_texts: int, seed: int) -> tuple[LabelledText, ...]:
@@ -340,9 +341,9 @@ def test_rows_longer_than_the_position_table_are_refused(start: StartModel, task
 
 def test_a_model_that_cannot_be_had_is_named(tiny_base_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--model_step is 3"):
-        load_start_model(str(tiny_base_folder), step=3)
+        open_model(str(tiny_base_folder)).load(step=3)
     with pytest.raises(BaseModelError, match="nowhere/at/all"):
-        load_start_model("nowhere/at/all")
+        open_model("nowhere/at/all").load()
 
 
 def test_a_bilstm_between_encoder_and_head_trains(start: StartModel, task: ClassificationTask) -> None:

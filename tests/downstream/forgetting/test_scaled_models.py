@@ -25,7 +25,7 @@ from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
 from domext_ray.model.build import scale_extensions
 from domext_ray.model.spec import ModelSpec
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config, write_run
 from domext_ray.storage import Place
@@ -184,7 +184,7 @@ def test_what_has_no_scale_is_refused_or_what_others_are_held_against(
         assert said.startswith(f"--scales is 0.5,0.25; it must be left out {rule} (--models own=")
         assert said.endswith(f"; {cure}.")
         with pytest.raises(ConfigError, match="--scale is 0.5; it must be 1 with"):
-            load_start_model(str(place), scale=0.5)
+            open_model(str(place)).load(scale=0.5)
     with pytest.raises(ConfigError, match=f"{cure}.$"):
         read_models(ask(general, tmp_path, 0.5, own=place))
     with pytest.raises(ConfigError, match="leave it out: without --corpus nothing is held against it.$"):

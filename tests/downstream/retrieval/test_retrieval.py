@@ -17,7 +17,7 @@ from domext_ray.downstream.retrieval.collection import CORPUS, QUERIES, read_col
 from domext_ray.downstream.retrieval.report import write_retrieval
 from domext_ray.downstream.retrieval.retrieval import NDCG, evaluate_retrieval, score_rankings, search
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
-from domext_ray.models.start import load_start_model
+from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 
 DOCUMENTS = {"d1": "the cold river", "d2": "blood and heart disease", "d3": "a book of the school", "d4": "cell gene"}
@@ -90,7 +90,7 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     text = write_retrieval(config, collection, found)
     for said in ("3 queries, 4 documents", "| model | nDCG@10 (%) |", "| bert |", "points above bert"):
         assert said in text
-    embed = TextEmbedding(load_start_model(str(tiny_base_folder)), normalize=True, max_length=256)
+    embed = TextEmbedding(open_model(str(tiny_base_folder)).load(), normalize=True, max_length=256)
     order = np.argsort(-(embed(collection.queries) @ embed(collection.documents).T), axis=1)
     assert found[0].score.get("recall_at_1") == pytest.approx(
         np.mean([order[0, 0] == 3, (order[1, 0] in (0, 2)) / 2, order[2, 0] == 0])
