@@ -85,7 +85,13 @@ RESTRICTED = {
         "jobs.",
     ),
     "deepspeed": ("training.engine",),
-    "pydantic": ("config.", "families.readers.set_description", "serving.app", "serving.endpoints"),
+    "pydantic": (
+        "config.",
+        "families.described_sets",
+        "families.readers.set_description",
+        "serving.app",
+        "serving.endpoints",
+    ),
     "obstore": ("storage",),
     "triton": ("model.kernels",),
 }

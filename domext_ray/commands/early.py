@@ -91,7 +91,7 @@ def check_set(task: str, data: str, option: str = "data") -> None:
     from domext_ray.families.described_sets import find_set
 
     try:
-        place = find_set(task, data)[1]
+        place = find_set(task, data).data
     except ConfigError as error:
         raise ConfigError(str(error).replace("--data", f"--{option}")) from error
     if not Path(place).exists():

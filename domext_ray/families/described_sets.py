@@ -1,7 +1,7 @@
-"""What a user calls a labelled set -> its description, with its family's defaults, and its place.
+"""What a user calls a labelled set -> its description, with its family's defaults.
 
-Enters: a family's name, the name of a description that ships with the package, or a YAML file. Leaves: a checked
-`SetDescription`. Nothing here opens a file of labelled data.
+Enters: a family's name, the name of a description that ships with the package, or a YAML file; and where the data are.
+Leaves: a checked `SetDescription`. Nothing here opens a file of labelled data.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import fnmatch
 import math
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from domext_ray.config.options.yaml_text import parse_yaml
 from domext_ray.errors import ConfigError, name_file
@@ -22,7 +24,6 @@ from domext_ray.families.readers.set_description import (
     RETIRED,
     SCHEMES,
     SetDescription,
-    check_fields,
 )
 from domext_ray.families.registry import FAMILIES
 from domext_ray.files import ASSETS
@@ -34,12 +35,19 @@ SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""
 
 
-def make_description(task: str, name: str, path: str = "", **values: Any) -> SetDescription:
+def make_description(task: str, name: str, **values: Any) -> SetDescription:
     """Make a description, with the family's defaults for what is not given.
 
-    `values` are further fields of `SetDescription`; `files` and `columns` replace single entries.
+    `values` are further fields of `SetDescription`, and may be anything; `files` and `columns` replace single entries.
     """
-    own = check_fields(name, path, task=task, **values)
+    values = {"name": name, "task": task, **values}
+    try:
+        own = SetDescription(**values)
+    except ValidationError as error:
+        key = str(error.errors(include_url=False)[0]["loc"][0])
+        rule = SetDescription.__pydantic_fields__[key].description  # type: ignore[attr-defined]
+        where = values.get("path") or f"the description of {name}"
+        raise ConfigError(f"{where}: {key} is {values[key]!r}; it must be {rule}.") from None
     _demand(own, "task", task, FAMILIES)
     family, given = FAMILIES[task], own.columns
     reader = own.reader or next(iter(family.readers))
@@ -94,8 +102,8 @@ def list_shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SETS.glob("*.yaml"))}
 
 
-def find_set(task: str, data: str) -> tuple[SetDescription, str]:
-    """Find a set's description and its folder or hub name, without reading its files.
+def find_set(task: str, data: str) -> SetDescription:
+    """Find a set's description, with its folder or hub name, without reading its files.
 
     `data` is empty for a set whose files ship. A ConfigError says that there is no such task or path, or that the two
     do not go together.
@@ -114,7 +122,7 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
     if (place[0] in "/.~" or place.count("/") > 1) and not Path(place).exists():
         hint = describe_near(find_near(data)) or "give a folder of labelled files, or a hub name."
         raise ConfigError(f"--data is {data!r}, which does not exist; {hint}")
-    return description, place
+    return description
 
 
 def find_description(task: str, data: str) -> SetDescription:
@@ -126,16 +134,16 @@ def find_description(task: str, data: str) -> SetDescription:
     own_file = Path(data) / SET_FILE
     if task in FAMILIES:
         if not own_file.is_file():
-            return make_description(task, Path(data).resolve().name if Path(data).is_dir() else data)
-        found = read_description(own_file)
+            return make_description(task, Path(data).resolve().name if Path(data).is_dir() else data, data=data)
+        found = read_description(own_file, data)
         if found.task != task:
             raise ConfigError(f"{own_file} describes a set for {found.task}, not for {task!r}; give that as --task.")
         return found
     shipped = list_shipped()
     if task in shipped:
-        return read_description(shipped[task])
+        return read_description(shipped[task], data)
     if Path(task).suffix in (".yaml", ".yml") or Path(task).is_file():
-        return read_description(Path(task))
+        return read_description(Path(task), data)
     near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(
@@ -144,7 +152,7 @@ def find_description(task: str, data: str) -> SetDescription:
     )
 
 
-def read_description(path: Path) -> SetDescription:
+def read_description(path: Path, data: str = "") -> SetDescription:
     """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does)."""
     try:
         with name_file(path):
@@ -164,4 +172,4 @@ def read_description(path: Path) -> SetDescription:
             raise ConfigError(f"{path}: {key!r} is no key of a description; {hint} {', '.join(KEYS)}.")
     default_name = path.resolve().parent.name if path.name == SET_FILE else path.stem
     kept = {key: value for key, value in values.items() if key not in RETIRED}
-    return make_description(**{"name": default_name, **kept}, path=str(path)).fill(ignored=ignored)
+    return make_description(**{"name": default_name, **kept}, path=str(path), data=data, ignored=ignored)

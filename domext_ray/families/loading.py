@@ -41,13 +41,12 @@ class LoadedSet:
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
     """Read the set that a configuration names, and print its warnings."""
-    description, place = find_set(config.task, config.data)
-    labelled = config.labelled  # where a set is cut depends on no run's seed
-    data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
+    description, labelled = find_set(config.task, config.data), config.labelled
+    data = load_set(description, strict=labelled.strict, repair=labelled.repair)
     for warning in data.warnings:
         print(f"warning: {warning}", flush=True)
-    require_learnable(data, place)
-    if labelled.num_examples:
+    require_learnable(data, description.data)
+    if labelled.num_examples:  # which are taken depends on no run's seed
         data = take_examples(data, labelled.num_examples, labelled.examples_seed)
     return LoadedSet(description.task, data, description.metric, *_hash_examples(data))
 

@@ -1,6 +1,6 @@
 """A described set -> a `LabelledSet` in memory.
 
-Enters: a description and where the data are. Leaves: train, dev and test, the labels in the head's order, the
+Enters: a description. Leaves: train, dev and test, the labels in the head's order, the
 catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
 the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
 land on one side and other rows change nothing. By the same hash a set is cut to few labels.
@@ -39,7 +39,7 @@ MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""
 
 
-def load_set(description: SetDescription, data: str, *, strict: bool = False, repair: bool = False) -> LabelledSet:
+def load_set(description: SetDescription, *, strict: bool = False, repair: bool = False) -> LabelledSet:
     """Read a labelled set from a folder of files, a folder of `datasets.save_to_disk`, or the hub.
 
     With `strict` the first row that breaks a rule is an error; with `repair` tags that their scheme forbids are mended
@@ -47,21 +47,22 @@ def load_set(description: SetDescription, data: str, *, strict: bool = False, re
     """
     issues = DataIssues(strict, mends=repair)
     family = FAMILIES[description.task]
-    side = _read_side(description, data)
-    read = read_splits(description, data, issues, side)
-    splits, notes = cut_splits(read, description, data, issues.list_notes())
+    side = _read_side(description)
+    read = read_splits(description, issues, side)
+    splits, notes = cut_splits(read, description, issues.list_notes())
     warnings = tuple(issues.warnings)
     if "test" in read and not splits["test"]:
-        notes.append(f"The test of {data} has no example.")
+        notes.append(f"The test of {description.data} has no example.")
     family.check_set(splits, side, issues)
     sources = {example.source for example in splits["train"]}
     splits["train"] = tuple(e for e in splits["train"] if e.is_learnable)
     labels = _find_labels(splits, description, family.name_labels(side), issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
-            raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
+            names = ", ".join(labels)
+            raise CorpusError(f"{description.where}: {key} {label!r} is no label of {description.data} ({names}).")
     if not splits["train"]:
-        raise _lacks_split("train", splits, description, data, issues.list_notes(sources))
+        raise _lacks_split("train", splits, description, issues.list_notes(sources))
     found, told = find_oddities(splits, labels)
     warnings = (*warnings, *told)
     return LabelledSet(
@@ -81,29 +82,29 @@ def load_set(description: SetDescription, data: str, *, strict: bool = False, re
 
 
 def read_split(
-    description: SetDescription, data: str, split: str, *, strict: bool = False
+    description: SetDescription, split: str, *, strict: bool = False
 ) -> tuple[tuple[Example, ...], tuple[str, ...]]:
     """Read one split of a set, with its notes, to score a model that is there already.
 
     The set needs no other split; one in a single file is cut as `load_set` cuts it.
     """
     issues = DataIssues(strict)
-    side = _read_side(description, data) if FAMILIES[description.task].reads_by_side else None
-    read: Splits = read_splits(description, data, issues, side)
+    side = _read_side(description) if FAMILIES[description.task].reads_by_side else None
+    read: Splits = read_splits(description, issues, side)
     notes, warnings = list[str](), tuple(issues.warnings)
     if split not in read and "train" in read:
-        read, notes = cut_splits(read, description, data, issues.list_notes())
+        read, notes = cut_splits(read, description, issues.list_notes())
     found = issues.list_notes({example.source for example in read.get("train", ()) if split != "train"})
     if not read.get(split):
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
         reason = f"; {found[0]}" if found else "."
-        raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
+        raise CorpusError(f"{description.data} has no example in {split} (it has {has}){reason}")
     told = itertools.chain.from_iterable(find_oddities({split: read[split]}, ()))
     return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
 
 
 def cut_splits(
-    splits: Splits, description: SetDescription, data: str, found: Sequence[str]
+    splits: Splits, description: SetDescription, found: Sequence[str]
 ) -> tuple[dict[str, tuple[Example, ...]], list[str]]:
     """Cut the splits that are missing or empty from the one that is there.
 
@@ -117,7 +118,7 @@ def cut_splits(
     missing = [split for split in ("train", "dev") if split not in present]
     shares = description.fractions
     if missing and (whole is None or any(split not in shares for split in (whole, *missing))):
-        raise _lacks_split(missing[0], splits, description, data, found)
+        raise _lacks_split(missing[0], splits, description, found)
     made = {split: splits.get(split, ()) for split in SPLITS}
     if not missing or whole is None:
         return made, []
@@ -127,14 +128,13 @@ def cut_splits(
     made.update(_cut(splits[whole], {split: shares[split] for split in wanted}))
     for split in wanted:
         if not made[split]:
-            raise CorpusError(
-                f"{data} has only {len(splits[whole])} examples in {whole}, too few to cut {split} from; add a file."
-            )
+            number = f"{len(splits[whole])} examples in {whole}"
+            raise CorpusError(f"{description.data} has only {number}, too few to cut {split} from; add a file.")
     counts = ", ".join(f"{len(made[split])} {split}" for split in wanted)
     is_foreign = whole == "dev" or "test" in wanted
     ending = ", so that scores do not compare with those of published splits." if is_foreign else "."
     by = repr(description.group_field) if description.group_field else "text"
-    return made, [f"{whole} of {data} was cut by a hash of each {by}: {counts}{ending}"]
+    return made, [f"{whole} of {description.data} was cut by a hash of each {by}: {counts}{ending}"]
 
 
 def _cut(examples: Sequence[Example], shares: Mapping[str, float]) -> dict[str, tuple[Example, ...]]:
@@ -179,12 +179,11 @@ def _take_units(examples: tuple[Example, ...], number: int, seed: int) -> tuple[
     return tuple(itertools.compress(examples, places <= last))
 
 
-def _lacks_split(
-    split: str, splits: Splits, description: SetDescription, data: str, notes: Sequence[str]
-) -> CorpusError:
+def _lacks_split(split: str, splits: Splits, description: SetDescription, notes: Sequence[str]) -> CorpusError:
+    data = description.data
     if split in splits:
         reason = f"; {notes[0]}" if notes else "."
-        files = find_split_files(Path(data), description) if Path(data).is_dir() else {}
+        files = find_split_files(description) if Path(data).is_dir() else {}
         name = f" ({files[split].name})" if split in files else ""
         return CorpusError(f"The {split} of {data}{name} has no example{reason}")
     patterns = ", ".join(description.files[split]) or "none"
@@ -225,10 +224,11 @@ def _find_labels(
     return declared or tuple(sorted({*first_places["train"], *first_places["dev"]}))
 
 
-def _find_side_file(key: str, description: SetDescription, data: str) -> Path:
+def _find_side_file(key: str, description: SetDescription) -> Path:
     """Find a schema or catalogue in the data's folder, or beside the description."""
     patterns: tuple[str, ...] = getattr(description, key)
-    folders = [Path(data)] if Path(data).is_dir() else []
+    data = Path(description.data)
+    folders = [data] if data.is_dir() else []
     if description.path:
         folders.append(Path(description.path).parent)
     for folder in folders:
@@ -236,13 +236,13 @@ def _find_side_file(key: str, description: SetDescription, data: str) -> Path:
         if path is not None:
             return path
     raise CorpusError(
-        f"{data} has no {key} (looked for {', '.join(patterns)}); put it there, or name it as {key} in "
+        f"{description.data} has no {key} (looked for {', '.join(patterns)}); put it there, or name it as {key} in "
         f"{description.yaml}."
     )
 
 
-def _read_side(description: SetDescription, data: str) -> Any:
+def _read_side(description: SetDescription) -> Any:
     """Read the file beside the splits that a family needs, or that a description names."""
     family = FAMILIES[description.task]
     patterns = family.side_file and getattr(description, family.side_file)
-    return family.read_side(_find_side_file(family.side_file, description, data)) if patterns else None
+    return family.read_side(_find_side_file(family.side_file, description)) if patterns else None

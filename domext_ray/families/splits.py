@@ -33,26 +33,24 @@ from domext_ray.text.data.readers import part_values
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
-def read_splits(
-    description: SetDescription, data: str, issues: DataIssues, side: Any = None
-) -> dict[str, tuple[Example, ...]]:
+def read_splits(description: SetDescription, issues: DataIssues, side: Any = None) -> dict[str, tuple[Example, ...]]:
     """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
     Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
     """
     for key in description.ignored:
         issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
-    folder = Path(data)
+    folder = Path(description.data)
     if folder.is_dir() and not _is_saved_dataset(folder):
-        files = find_split_files(folder, description)
+        files = find_split_files(description)
         records = {
             split: _read_file(path, description, issues, [other for other in files.values() if other != path])
             for split, path in files.items()
         }
     elif folder.exists() and not folder.is_dir():
-        raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
+        raise CorpusError(f"{description.data} is a file; give the folder that holds it and the other splits.")
     else:
-        splits = _open_dataset(data, description)
+        splits = _open_dataset(description)
         records = {split: select_columns(found, description, issues) for split, found in splits.items()}
     family = FAMILIES[description.task]
     rows = {split: [SetRow(record, description, issues) for record in found] for split, found in records.items()}
@@ -62,9 +60,9 @@ def read_splits(
     }
 
 
-def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
+def find_split_files(description: SetDescription) -> dict[str, Path]:
     """Return the file of each split that has one; a CorpusError if two files match the pattern of one split."""
-    found = dict[str, Path]()
+    folder, found = Path(description.data), dict[str, Path]()
     for split in reversed(SPLITS):  # a folder of brat for train may hold the others
         path = find_file(folder, description.files[split], f"files.{split}", description, [*found.values()])
         if path is not None:
@@ -184,10 +182,11 @@ def _is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _open_dataset(data: str, description: SetDescription) -> dict[str, Iterator[Record]]:
+def _open_dataset(description: SetDescription) -> dict[str, Iterator[Record]]:
     """Open a saved dataset or one of the hub; its splits go by the same patterns as files."""
     import datasets  # slow to import, and needed by few sets
 
+    data = description.data
     try:
         if Path(data).is_dir():
             loaded = datasets.load_from_disk(data)

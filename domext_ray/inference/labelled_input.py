@@ -14,6 +14,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.loading import hash_by_file
 from domext_ray.families.readers.examples import Example, RawSentence
+from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.sets import read_split
 from domext_ray.families.tagging import cut_again
@@ -26,21 +27,19 @@ from domext_ray.text.data.sources import FileRecord
 class LabelledInput(BlockInput):
     """A split of a set."""
 
-    task: str  # as `find_set` takes it, as `data`
-    data: str
+    task: str  # what the user called the set
+    description: SetDescription
     split: str  # train, dev or test
     strict: bool  # a row that breaks a rule of its set is an error; else it is left out and counted
-    family: str
     notes: tuple[str, ...]  # one sentence for every thing that was counted instead of refused
     marks: WordMarks  # by which the model cuts running text
 
     def read(self) -> tuple[Example, ...]:
         """Return the examples, with the words that the model cuts; refuse them if others were counted."""
-        description, place = find_set(self.task, self.data)
-        examples = read_split(description, place, self.split, strict=self.strict)[0]
+        examples = read_split(self.description, self.split, strict=self.strict)[0]
         if _hash_examples(examples) != self.sha256:
             raise CorpusError(
-                f"--input {self.data!r} changed while it was read; start again when nothing writes to it."
+                f"--input {self.description.data!r} changed while it was read; start again when nothing writes to it."
             )
         if not self.marks:
             return examples
@@ -66,15 +65,15 @@ def plan_labelled(
 ) -> LabelledInput:
     """Read a split of a set and cut it into blocks; see `LabelledInput`."""
     try:
-        description, place = find_set(task, data)
+        description = find_set(task, data)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--data", "--input")) from error
     try:
-        examples, notes = read_split(description, place, split, strict=strict)
+        examples, notes = read_split(description, split, strict=strict)
     except CorpusError as error:
         raise CorpusError(str(error).replace("--labelled.strict", "--strict")) from error
     blocks, sha256 = cut_rows(examples, block_rows), _hash_examples(examples)
-    return LabelledInput(blocks, sha256, task, data, split, strict, description.task, notes, marks)
+    return LabelledInput(blocks, sha256, task, description, split, strict, notes, marks)
 
 
 def _hash_examples(examples: Iterable[Example]) -> str:

@@ -151,8 +151,9 @@ def _plan_rows(config: PredictConfig, model: PlannedModel) -> InputPlan | Labell
     plan = plan_labelled(
         config.task, config.input, config.split, config.block_rows, strict=config.strict, marks=model.marks
     )
-    if plan.family != model.task:
-        raise ConfigError(f"--task {config.task!r} is {plan.family}; the task of {config.model!r} is {model.task}.")
+    family = plan.description.task
+    if family != model.task:
+        raise ConfigError(f"--task {config.task!r} is {family}; the task of {config.model!r} is {model.task}.")
     return plan
 
 

@@ -55,7 +55,7 @@ def make_task(start: StartModel) -> MultiLabelTask:
 def read_set(folder: Path, files: dict[str, str]) -> LabelledSet:
     for name, text in files.items():
         write(folder / name, text)
-    return load_set(find_description("multilabel", str(folder)), str(folder))
+    return load_set(find_description("multilabel", str(folder)))
 
 
 def test_labels_are_lists_or_separated(tmp_path: Path) -> None:

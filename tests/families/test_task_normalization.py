@@ -235,7 +235,7 @@ def test_made_mentions_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase)
     """Files in CHIP-CDN's layout: recall finds most terms, but seldom first, and perfect ranking does the rest."""
     for language in ("en", "zh"):
         folder = str(write_mentions(tmp_path / language, language, {"train": 60, "dev": 60, "test": 60}))
-        data = load_set(find_description("normalization", folder), folder, strict=True)
+        data = load_set(find_description("normalization", folder), strict=True)
         task = NormalizationTask(data, bert, OPTIONS)
         result = evaluate_stages(task, {RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
         for split in ("dev", "test"):

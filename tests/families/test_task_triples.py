@@ -254,7 +254,7 @@ def test_made_texts_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase) ->
     """Files in CMeIE's layout, read and extracted by perfect steps; training's triples are none of test's."""
     for language in ("en", "zh"):
         folder = str(write_relations(tmp_path / language, language, {"train": 40, "dev": 10, "test": 10}))
-        data = load_set(find_description("relation_extraction", folder), folder, strict=True)
+        data = load_set(find_description("relation_extraction", folder), strict=True)
         task = ExtractionTask(data, bert, OPTIONS)
         result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
         assert [len(each) for each in result.predictions.values()] == [10, 10]
@@ -275,7 +275,7 @@ def test_cmeie_by_perfect_steps(bert: PreTrainedTokenizerBase) -> None:
     folder = DATA / "zh"
     if not (folder / "CMeIE_dev.jsonl.gz").is_file():
         pytest.skip("CMeIE is not here; set DOMEXT_DATA to a folder with zh/CMeIE_dev.jsonl.gz")
-    data = load_set(find_description("cmeie", str(folder)), str(folder))
+    data = load_set(find_description("cmeie", str(folder)))
     task = ExtractionTask(data, bert, TaskOptions(max_length=128))
     pairs = task.relation_task.data
     assert len(pairs.labels) == len(data.labels) + 1 > 40

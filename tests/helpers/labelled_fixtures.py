@@ -57,7 +57,7 @@ def load(
     names = [path for path in contents if path.startswith("train")]
     if len(contents) == 1 and names:
         description.setdefault("files", {"dev": tuple(names)})
-    return load_set(make_description(task, "made", **description), str(folder), strict=strict, repair=repair)
+    return load_set(make_description(task, "made", data=str(folder), **description), strict=strict, repair=repair)
 
 
 def refuse(

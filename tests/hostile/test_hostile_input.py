@@ -336,7 +336,7 @@ def write_set(name: str, folder: Path, base: Path) -> None:
 
 def read_set(name: str, folder: Path) -> Any:
     description = find_description(SETS[name][0], str(folder))
-    return [load_set(description, str(folder), repair=repair) for repair in (False, True)]
+    return [load_set(description, repair=repair) for repair in (False, True)]
 
 
 def write_files(files: dict[str, str | bytes], folder: Path, base: Path) -> None:

@@ -140,7 +140,7 @@ def test_windows_find_what_stands_behind_the_cut(start: StartModel, tmp_path: Pa
 
 def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
     folder = write_ner(tmp_path / "ner")
-    data = load_set(*find_set("ner", str(folder)))
+    data = load_set(find_set("ner", str(folder)))
     model = export_fitted(start, "ner", tmp_path / "export", epochs=6.0, data=data)
     places = {"model": str(model), "task": "ner", "input": str(folder), "output": str(tmp_path / "out")}
     plan = work_on(PredictConfig(**places, block_rows=7, keep_text=True))

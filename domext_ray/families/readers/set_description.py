@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from domext_ray.errors import ConfigError
 from domext_ray.families.readers.examples import SPLITS
 
 Column: TypeAlias = str | int
@@ -110,6 +109,7 @@ class SetDescription:
     source: _Text = _key()  # where the set is from, an address
     licence: _Text = _key()  # where its authors name one
     path: str = ""  # the YAML that describes it; "" if none does
+    data: str = ""  # where it is: a folder, or a name on the hub
     required: tuple[str, ...] = ()  # roles that every row must have
     annotated: str = ""  # role of what annotation tools make; empty: such a set is not made with them
     ignored: tuple[str, ...] = ()  # those of `RETIRED` that the YAML has
@@ -132,19 +132,7 @@ class SetDescription:
         return filled
 
 
-KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-4]
+KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-5]
 """Keys of a YAML."""
 RETIRED = ("counts",)
 """Keys that 0.1.0 read, and that say nothing any more."""
-
-
-def check_fields(name: str, path: str = "", **values: Any) -> SetDescription:
-    """Make a description of values that may be anything."""
-    try:
-        return SetDescription(name=name, path=path, **values)
-    except ValidationError as error:
-        key = str(error.errors(include_url=False)[0]["loc"][0])
-        value = {"name": name, **values}[key]
-        rule = SetDescription.__pydantic_fields__[key].description  # type: ignore[attr-defined]
-        where = path or f"the description of {name}"
-        raise ConfigError(f"{where}: {key} is {value!r}; it must be {rule}.") from None

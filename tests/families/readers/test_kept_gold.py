@@ -23,7 +23,7 @@ from domext_ray.families.triples import ExtractionTask
 def load_splits(folder: Path, task: str, splits: dict[str, list[dict[str, Any]]], **description: Any) -> LabelledSet:
     for split, rows in splits.items():
         write(folder / f"{split}.jsonl", dump_lines(rows))
-    return load_set(make_description(task, "made", **description), str(folder))
+    return load_set(make_description(task, "made", data=str(folder), **description))
 
 
 def ask(number: int, answer: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_twenty_questions_of_which_ten_have_no_answer_in_their_context(
     sentence = "it has none of its answers in the context"
     assert f"10 x question left out: {sentence}" in " ".join(made.notes)
     assert f"12 x question kept to be scored: {sentence}" in " ".join(made.notes)
-    examples, notes = read_split(make_description("qa", "made", reader="records"), str(tmp_path), "test")
+    examples, notes = read_split(make_description("qa", "made", reader="records", data=str(tmp_path)), "test")
     assert len(examples) == 20 and any("kept to be scored" in each for each in notes)
 
 

@@ -69,7 +69,7 @@ def test_labels_are_counted_by_split(tmp_path: Path) -> None:
         found = count_labels(made.splits, made.labels)
         assert {label: each["train"] for label, each in found.items()} == expected, name
         assert all(each.keys() == {"train", "dev"} for each in found.values()), name  # there is no test
-        said = read_split(make_description(task, "made", **values), str(tmp_path / str(i)), "train")[1][0]
+        said = read_split(make_description(task, "made", data=str(tmp_path / str(i)), **values), "train")[1][0]
         shown = ", ".join(f"{label} {count:g}" for label, count in sorted(expected.items()) if count)
         assert said == f"Labels of train: {shown}." or task == "regression", name
 
@@ -230,10 +230,10 @@ def test_pairs_that_have_no_label_are_left_out(tmp_path: Path) -> None:
         assert [each for each in made.notes if f"has the label '{mark}', which says that it has none" in each]
         named = load(folder, "classification", {}, labels=(*others.split(), mark))
         assert len(named.test) == 2 and mark in named.labels
-        description = make_description("classification", "made")
+        description = make_description("classification", "made", data=str(folder))
         with pytest.raises(CorpusError, match=f"no example in test .*2 x row left out: it has the label '{mark}'"):
             (folder / "train.jsonl").unlink(), (folder / "dev.jsonl").unlink()
-            read_split(description, str(folder), "test")
+            read_split(description, "test")
 
 
 def test_a_mark_that_may_be_a_class_is_asked_for(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_brat_has_a_folder_per_split(tmp_path: Path) -> None:
             write(folder / split / "a.txt", "Nobody read this.")
         write(folder / "test" / "c.txt", "A rose.")
         write(folder / "test" / "c.ann", "")
-        made = load_set(make_description(task, "made", reader="brat"), str(folder))
+        made = load_set(make_description(task, "made", reader="brat", data=str(folder)))
         (text,), (rose,) = made.train, made.test
         assert text.id == "b" and text.source == f"{folder}/train/b.txt:1" and rose.id == "c"
         if isinstance(text, RawSentence):
@@ -100,7 +100,7 @@ def test_a_scattered_entity_of_brat_is_told_and_no_prediction_equals_it(tmp_path
     notes = "T1\tDisease 0 3;10 15\tOld heart\nT2\tDisease 4 8\tgout\n"
     write_brat(tmp_path / "train", notes=notes)
     write_brat(tmp_path / "dev", notes=notes)
-    made = load_set(make_description("nested_ner", "made", reader="brat"), str(tmp_path))
+    made = load_set(make_description("nested_ner", "made", reader="brat", data=str(tmp_path)))
     (text,) = made.dev
     assert isinstance(text, AnnotatedText)
     assert text.entities == (GOUT,) and text.misplaced == (ScatteredEntity(0, 15, "Disease"),)
@@ -122,7 +122,7 @@ def test_documents_of_brat_may_be_in_folders_of_a_split(tmp_path: Path) -> None:
     (tmp_path / "train" / "part3").symlink_to(tmp_path / "train" / "part2")
     write(tmp_path / "train" / "part2" / "._b.ann", b"\x00")
     write(tmp_path / "train" / "part2" / "orphan.ann", "T1\tDisease 0 3\tOld\n")
-    made = load_set(make_description("ner", "made", reader="brat"), str(tmp_path))
+    made = load_set(make_description("ner", "made", reader="brat", data=str(tmp_path)))
     assert list_ids(made) == [["b", "linked/b", "part2/b", "part2/more/b"], ["x/y/b"], []]
     assert made.train[2].source == f"{tmp_path}/train/part2/b.txt:1"
     orphan = f"1 x document left out: it has no .txt file beside it ({tmp_path}/train/part2/orphan.ann:1)."
@@ -132,12 +132,12 @@ def test_documents_of_brat_may_be_in_folders_of_a_split(tmp_path: Path) -> None:
 def test_a_folder_of_brat_that_is_one_split_leaves_the_others_alone(tmp_path: Path) -> None:
     for folder in (".", "first", "second/half", "dev", "test/a"):
         write_brat(tmp_path / folder)
-    made = load_set(make_description("ner", "made", reader="brat"), str(tmp_path))
+    made = load_set(make_description("ner", "made", reader="brat", data=str(tmp_path)))
     assert list_ids(made) == [["b", "first/b", "second/half/b"], ["b"], ["a/b"]]
     for folder in (".", "first", "second/half", "second/other"):
         write_brat(tmp_path / "named" / folder)
     files = {"train": "first", "dev": ".", "test": "second/half"}
-    made = load_set(make_description("ner", "made", reader="brat", files=files), str(tmp_path / "named"))
+    made = load_set(make_description("ner", "made", reader="brat", files=files, data=str(tmp_path / "named")))
     assert list_ids(made) == [["b"], ["b", "second/other/b"], ["b"]]
     for i, name in enumerate(["Train", "devel", "TEST"]):
         for folder in (f"{i}/a", f"{i}/dev", f"{i}/{name}"):
@@ -160,7 +160,7 @@ def test_offsets_of_brat_may_count_utf_16(tmp_path: Path) -> None:
     notes = "T1\tDisease 7 11\tgout\nT2\tDisease 13 18;19 26\theart disease\nT3\tDisease 3 6;13 18\tOld heart\n"
     for split in ("train", "dev"):
         write_brat(tmp_path / split, "\U0001f525 Old gout, heart\ndisease.\n", notes)
-    made = load_set(make_description("nested_ner", "made", reader="brat"), str(tmp_path))
+    made = load_set(make_description("nested_ner", "made", reader="brat", data=str(tmp_path)))
     (text,) = made.train
     assert isinstance(text, AnnotatedText)
     assert [text.text[each.start : each.end] for each in text.entities] == ["gout", "heart\ndisease"]
@@ -173,7 +173,9 @@ def test_a_folder_of_brat_without_folders_is_cut(tmp_path: Path) -> None:
     for i in range(40):
         write(tmp_path / f"{i}.txt", f"gout {i}")
         write(tmp_path / f"{i}.ann", "T1\tDisease 0 4\tgout\n")
-    made = load_set(make_description("ner", "m", reader="brat", fractions={"train": 0.5, "dev": 0.5}), str(tmp_path))
+    made = load_set(
+        make_description("ner", "m", reader="brat", fractions={"train": 0.5, "dev": 0.5}, data=str(tmp_path))
+    )
     assert len(made.train) + len(made.dev) == 40 and made.train and made.dev
 
 

@@ -34,7 +34,7 @@ def load(name: str, folder: str) -> LabelledSet:
     if not (DATA / folder).is_dir():
         pytest.skip(f"needs third-party data: {DATA / folder}; set DOMEXT_DATA to the folder that has {folder}")
     if (name, folder) not in _LOADED:
-        _LOADED[name, folder] = load_set(find_description(name, ""), str(DATA / folder))
+        _LOADED[name, folder] = load_set(find_description(name, str(DATA / folder)))
     return _LOADED[name, folder]
 
 

@@ -47,7 +47,7 @@ def test_a_saved_dataset_has_them_too(tmp_path: Path) -> None:
     )
     own = datasets.Dataset.from_list(ROWS, features=features)
     datasets.DatasetDict({"train": own, "validation": own}).save_to_disk(str(tmp_path / "saved"))
-    assert shown(load_set(make_description("multilabel", "made", **READER), str(tmp_path / "saved"))) == EXPECTED
+    assert shown(load_set(make_description("multilabel", "made", data=str(tmp_path / "saved"), **READER))) == EXPECTED
 
 
 def test_a_description_names_the_columns(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_description_names_the_columns(tmp_path: Path) -> None:
     table = "rater,comment,reply,label,toxic\nann,one,so,1,1\nbob,two,so,0,1\n"
     for name, content in (("set.yaml", described), ("train.csv", table), ("dev.csv", table)):
         write(tmp_path / name, content)
-    made = load_set(find_description("multilabel", str(tmp_path)), str(tmp_path))
+    made = load_set(find_description("multilabel", str(tmp_path)))
     assert made.labels == ("toxic", "label") and shown(made) == [
         ("1", "one", ("toxic", "label")),
         ("2", "two", ("toxic",)),

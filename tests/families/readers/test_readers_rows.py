@@ -131,13 +131,13 @@ def test_glue_tables(tmp_path: Path) -> None:
     for name, content in (("cola", cola), ("mrpc", mrpc), ("sts_b", stsb)):
         write(tmp_path / name / "train.tsv", content)
         write(tmp_path / name / "dev.tsv.gz", content)
-    made = {n: load_set(find_description(n, ""), str(tmp_path / n)) for n in ("cola", "sts_b")}
+    made = {n: load_set(find_description(n, str(tmp_path / n))) for n in ("cola", "sts_b")}
     assert shown(made["cola"]) == [("The cat sat.", None, "1"), ("The sat cat the.", None, "0")]
     (pair,) = made["sts_b"].train
     assert isinstance(pair, LabelledText)
     assert (pair.text, pair.pair, pair.label, pair.value) == ("One dog.", "A dog.", "", 4.25)
     assert any("it has no finite number" in note for note in made["sts_b"].notes)
-    paraphrases = load_set(find_description("mrpc", ""), str(tmp_path / "mrpc"))
+    paraphrases = load_set(find_description("mrpc", str(tmp_path / "mrpc")))
     assert shown(paraphrases) == [('" We agree , he said .', 'He said " yes " .', "1")]
     assert paraphrases.labels == ("0", "1") and paraphrases.positive_label == "1"
 
@@ -153,7 +153,7 @@ def test_pubmedqa(tmp_path: Path) -> None:
         for i in range(60)
     }
     write(tmp_path / "ori_pqal.json", json.dumps(rows, indent=2))
-    made = load_set(find_description("pubmedqa", ""), str(tmp_path))
+    made = load_set(find_description("pubmedqa", str(tmp_path)))
     every = sorted((*made.train, *made.dev, *made.test), key=lambda each: int(each.id))
     assert [(each.id, each.text, each.pair, each.label) for each in every[:2]] == [
         ("0", "Is it 0?", "One. Two 0.", "yes"),
@@ -206,7 +206,7 @@ def test_placeholders(tmp_path: Path) -> None:
     test = "index\tsentence\tlabel\n0\t@GENE$ causes @DISEASE$.\t1\n"
     for name, content in (("train.tsv", "".join(sentences) + extra), ("dev.tsv", ""), ("test.tsv.gz", test)):
         write(tmp_path / name, content)
-    made = load_set(find_description("gad", ""), str(tmp_path))
+    made = load_set(find_description("gad", str(tmp_path)))
     assert len(made.train) + len(made.dev) == 50 and 1 <= len(made.dev) <= 15
     (example,) = made.test
     assert example == MarkedText(
@@ -354,7 +354,7 @@ def test_choices(tmp_path: Path) -> None:
     ]
     write(tmp_path / "swag" / "train.csv", SWAG)
     write(tmp_path / "swag" / "val.csv.gz", SWAG)
-    assert load_set(find_description("swag", ""), str(tmp_path / "swag")).dev[0].options == options  # type: ignore[union-attr]
+    assert load_set(find_description("swag", str(tmp_path / "swag"))).dev[0].options == options  # type: ignore[union-attr]
 
 
 def test_choices_in_one_column(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_choices_in_one_column(tmp_path: Path) -> None:
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
     assert message == "train.jsonl:2 has 3 options; it must have 2 as the first row."
     with pytest.raises(CorpusError, match=r"train.jsonl:2 has 3 options; it must have 2 as the first row\.$"):
-        read_split(make_description("multiple_choice", "made", columns=columns), str(tmp_path), "train")
+        read_split(make_description("multiple_choice", "made", columns=columns, data=str(tmp_path)), "train")
     parted: list[dict[str, Any]] = [{"context": "Rain.", "choices": {"A": "wet", "B": "dry"}, "answer": "B"}]
     lettered = {"options": ("choices.A", "choices.B")}
     made = load(tmp_path / "parted", "multiple_choice", {"train.jsonl": dump_lines(parted)}, columns=lettered)
@@ -407,7 +407,7 @@ def test_terms(tmp_path: Path) -> None:
     files["CHIP-CDN_dev.json"] = json.dumps(rows[:1])
     for name, content in files.items():
         write(tmp_path / name, content)
-    made = load_set(find_description("chip_cdn", ""), str(tmp_path))
+    made = load_set(find_description("chip_cdn", str(tmp_path)))
     assert [each.terms for each in made.train if isinstance(each, Mention)] == [("胃炎", "头痛"), ("头晕",)]
     assert made.catalogue == ("胃炎", "慢性 胃炎", "头痛")
     assert [note.split(" (")[0] for note in made.notes[:2]] == [
@@ -416,10 +416,10 @@ def test_terms(tmp_path: Path) -> None:
     ]
     (tmp_path / "ICD-10 list.txt").unlink()
     with pytest.raises(CorpusError, match=r"has no catalogue \(looked for catalogue"):
-        load_set(find_description("chip_cdn", ""), str(tmp_path))
+        load_set(find_description("chip_cdn", str(tmp_path)))
     write(tmp_path / "catalogue.json", '["a",\n3]')
     with pytest.raises(CorpusError, match=r"catalogue.json:\[1\] must be a text"):
-        load_set(find_description("chip_cdn", ""), str(tmp_path))
+        load_set(find_description("chip_cdn", str(tmp_path)))
     write(tmp_path / "catalogue.json", "[]")
     with pytest.raises(CorpusError, match=r"catalogue.json has no term"):
-        load_set(find_description("chip_cdn", ""), str(tmp_path))
+        load_set(find_description("chip_cdn", str(tmp_path)))

@@ -81,7 +81,7 @@ def test_rows_of_shipped_descriptions(tmp_path: Path) -> None:
         folder = tmp_path / name
         for each in (file, file.replace("train", "dev")):
             write(folder / each, dump_lines([row]))
-        made = load_set(find_description(name, ""), str(folder)).train[0]
+        made = load_set(find_description(name, str(folder))).train[0]
         assert isinstance(made, LabelledText)
         assert (made.text, made.pair, made.label) == expected
 
@@ -90,7 +90,7 @@ def test_mnli_takes_the_mismatched_part_as_test(tmp_path: Path) -> None:
     content = "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA cat.\tAn animal.\tneutral\tentailment\n"
     for name in ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"):
         write(tmp_path / name, content)
-    made = load_set(find_description("mnli", ""), str(tmp_path))
+    made = load_set(find_description("mnli", str(tmp_path)))
     assert made.test[0].label == "entailment"  # type: ignore[union-attr]
     assert made.labels == ("entailment", "neutral", "contradiction")
 
@@ -105,7 +105,7 @@ def test_what_describes_a_set(tmp_path: Path) -> None:
     assert found.scheme == "bioes" and found.reader == "conll" and found.metric == "f1.micro"
     assert found.files == {"train": ("train.*",), "dev": ("a.*", "b.tsv"), "test": ("test.*",)}
     assert found.columns["tokens"] == ("form",) and found.columns["tags"] == ("ner_tags", "tags", -1)
-    assert find_description(f"{tmp_path}/set.yaml", "elsewhere") == found
+    assert find_description(f"{tmp_path}/set.yaml", str(tmp_path)) == found
     with pytest.raises(ConfigError, match=r"set.yaml describes a set for ner, not for 'qa'"):
         find_description("qa", str(tmp_path))
     with pytest.raises(ConfigError, match=r"--task is 'nre'; it must be a family \(ner, .*bc5cdr"):
@@ -170,8 +170,8 @@ def test_a_key_that_an_earlier_version_read_is_told_and_ignored(tmp_path: Path) 
         write(tmp_path / f"{split}.jsonl", dump_lines([*texts(2), *texts(1, "b")]))
     description = find_description("classification", str(tmp_path))
     told = f"{tmp_path}/set.yaml has the key 'counts', which is of version 0.1.0 and is ignored; leave it out."
-    assert told in load_set(description, str(tmp_path)).notes
-    assert told in read_split(description, str(tmp_path), "dev")[1]
+    assert told in load_set(description).notes
+    assert told in read_split(description, "dev")[1]
 
 
 def texts(number: int, label: str = "a") -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def cut(folder: Path, names: tuple[str, ...], **description: Any) -> Any:
     for offset, name in enumerate(names):
         rows = [{"text": f"{each['text']} of {offset}", "label": each["label"]} for each in texts(300)]
         write(folder / f"{name}.jsonl", dump_lines(rows))
-    return load_set(make_description("classification", "made", **description), str(folder))
+    return load_set(make_description("classification", "made", data=str(folder), **description))
 
 
 def test_what_is_cut_from_what(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_cut_depends_on_text_alone(tmp_path: Path) -> None:
     assert cut(tmp_path / "a", ("train",), fractions=THREE) == first
     rows = dump_lines(list(reversed(texts(300, "b") * 2)))
     write(tmp_path / "b" / "train.jsonl", rows)
-    twice = load_set(make_description("classification", "made", fractions=THREE), str(tmp_path / "b"))
+    twice = load_set(make_description("classification", "made", fractions=THREE, data=str(tmp_path / "b")))
     parts = [{each.text for each in split} for split in (twice.train, twice.dev, twice.test)]
     assert len(set.union(*parts)) == 300 == sum(len(each) for each in parts)
     sides = {each.text.removesuffix(" of 0") for each in first.dev}
@@ -359,13 +359,14 @@ def test_a_cut_keeps_groups_together(tmp_path: Path) -> None:
     """All rows of a group are on one side, whatever their texts; a row without one is a mistake."""
     rows = [{"text": f"{each['text']} {i}", "label": each["label"], "who": i % 40} for i, each in enumerate(texts(400))]
     write(tmp_path / "train.jsonl", dump_lines(rows))
-    description = make_description("classification", "made", fractions=THREE, group_field="who")
-    found = load_set(description, str(tmp_path))
+    values = {"data": str(tmp_path), "fractions": THREE, "group_field": "who"}
+    description = make_description("classification", "made", **values)
+    found = load_set(description)
     sides = [{int(each.text.split()[-1]) % 40 for each in split} for split in (found.train, found.dev, found.test)]
     assert sum(map(len, sides)) == 40 == len(set.union(*sides))
     assert all(each.group for each in found.train) and "by a hash of each 'who'" in found.notes[0]
     write(tmp_path / "train.jsonl", dump_lines([*rows, {"text": "nobody's", "label": rows[0]["label"]}]))
     with pytest.raises(CorpusError, match=r"train.jsonl:401 has no 'who', and group_field in .* needs it"):
-        load_set(description, str(tmp_path))
+        load_set(description)
     with pytest.raises(ConfigError, match="group_field is 'who'; it must be left out with reader: squad"):
         make_description("qa", "made", group_field="who")
