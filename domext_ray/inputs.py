@@ -172,7 +172,7 @@ def require_same_text(
 
 def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Inputs:
     """Make a run's tokenizer and its corpora, or take what was made before; Ray is initialised."""
-    config = pin_corpus(config, paths.run)
+    config = pin_corpus(config, read_identity(paths.run) or {})
     return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
 
 
@@ -262,7 +262,7 @@ def _provide_extension(config: RunOptions, base: Base, folder: Path, cache_dir: 
 def run_preparation(config: PretrainConfig) -> Manifest | None:
     """Prepare a corpus where a run of the same options will look for it, and return it; None after a dry run."""
     paths = resolve_paths(config)
-    config = pin_corpus(config, paths.run)
+    config = pin_corpus(config, read_identity(paths.run) or {})
     base = load_run_base(config)
     count_planned_words(config, base)  # words that are given are checked
     warn_of_rules(base)

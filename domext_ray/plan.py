@@ -48,7 +48,7 @@ from domext_ray.training.elastic import check_room
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ADDED_TO_ORDER, ORDER
-from domext_ray.training.run import Plan, Start
+from domext_ray.training.run import Plan
 from domext_ray.training.start import find_start
 
 ConfigT = TypeVar("ConfigT", bound=RunOptions)
@@ -57,14 +57,15 @@ ConfigT = TypeVar("ConfigT", bound=RunOptions)
 def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     """Check a run and settle all that its options leave open; one that goes on keeps what it began with."""
     paths = resolve_paths(asked)
+    stored = read_identity(paths.run) or {}
     config = resolve_files(resolve_workers(keep_precision(SettledConfig.of(asked), paths.run)))
-    config = pin_corpus(resolve_schedule(config, paths.run), paths.run)
+    config = pin_corpus(resolve_schedule(config, paths.run), stored)
     base = load_run_base(config)
     read_probe(config.train.general_probe)
-    start = _find_start(config, base, paths.run) if config.init_from else None
+    start = find_start(config, base, paths.run, stored) if config.init_from else None
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
     plan = Plan(replace(config, method=spec.method), paths, spec, start, preset)
-    check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths)})
+    check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths, stored)})
     return plan
 
 
@@ -167,15 +168,17 @@ def resolve_files(config: ConfigT) -> ConfigT:
     return config
 
 
-def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
-    """Name in a run's texts what may change, so that it reads the same ones on every node and when it goes on."""
-    stored = read_identity(run_dir) or {}
+def pin_corpus(config: ConfigT, stored: Mapping[str, Any]) -> ConfigT:
+    """Name in a run's texts what may change, so that it reads the same ones on every node and when it goes on.
+
+    `stored` is the identity that the run began with, empty at first.
+    """
     corpus = pin_entries(config.corpus, stored.get("corpus", ""), count_wanted(config))
     return replace(pin_other_texts(config, stored), corpus=corpus)
 
 
 def pin_other_texts(config: ConfigT, stored: Mapping[str, Any]) -> ConfigT:
-    """Pin the general text and those of a mixture as `pin_corpus` does; `stored` is the identity, empty at first."""
+    """Pin the general text and those of a mixture as `pin_corpus` does."""
     parts = dict[str, Any]()
     known = stored.get("mixture", {}).get("parts", {})
     for name, part in config.mixture.parts.items():
@@ -229,23 +232,11 @@ def read_run_vocabulary(config: RunOptions, base: Base) -> BaseVocabulary:
     return read_base_vocabulary(config.base, base.folder, base.config.vocab_size)
 
 
-def _find_start(config: SettledConfig, base: Base | None, run_dir: Place) -> Start:
-    """Where a run starts; one that has checkpoints does not look at the earlier run again."""
-    folder, stored = Place(config.init_from).resolve(), read_identity(run_dir)
-    own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
-    if own is not None and stored is not None and "init_sha256" in stored:
-        return Start(folder, own, str(stored["init_sha256"]))
-    if not folder.is_dir():
-        raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
-    return find_start(folder, base.sha256 if base else "none")
-
-
-def _find_moved_corpus(config: SettledConfig, paths: RunPaths) -> dict[str, str]:
+def _find_moved_corpus(config: SettledConfig, paths: RunPaths, stored: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprint that a run's corpus has under another name; nothing where it is called as before or is another.
 
     It is known before the corpus is prepared: the run has its tokenizer already.
     """
-    stored = read_identity(paths.run) or {}
     if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
     sources = resolve_sources(config.corpus, config.prepare, paths.corpora)

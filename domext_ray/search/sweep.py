@@ -94,7 +94,7 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
         )
         base, paths = load_run_base(pretrain), resolve_paths(placed)
         if known := stored.get(f"corpus_fingerprint.{name}"):
-            pinned = pin_corpus(placed, paths.run).corpus
+            pinned = pin_corpus(placed, read_identity(paths.run) or {}).corpus
             require_same_text(paths, known, pinned, placed.prepare, f"the sweep in {folder}")
         inputs = get_or_prepare_inputs(placed, base, paths)
         prepared[name] = Prepared(inputs, base)

@@ -70,7 +70,8 @@ def run_study(config: StudyConfig) -> Place:
     paths = _resolve_study_paths(config)
     ends = [limit_run(config, run) for run in configs]
     longest = max(ends, key=lambda each: (each.vocab.extends_base, each.train.max_tokens))
-    pinned = pin_corpus(replace(longest, replay=config.replay), paths.run)  # all runs read the same
+    stored = read_identity(paths.run) or {}
+    pinned = pin_corpus(replace(longest, replay=config.replay), stored)  # all runs read the same
     config = replace(config, corpus=pinned.corpus, replay=pinned.replay)
     configs = [run for name, preset in presets.items() for run in make_configs(config, name, preset).values()]
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))

@@ -7,18 +7,18 @@ the newest checkpoint of RUN, with fresh moments and a schedule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import SettledConfig
-from domext_ray.errors import RunError
-from domext_ray.model.base import load_base, name_base
+from domext_ray.config.pretrain import RunOptions, SettledConfig
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.base import Base, load_base, name_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
@@ -35,22 +35,32 @@ from domext_ray.training.run import Run, Start
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
-def find_start(run_dir: Place, base_sha256: str) -> Start:
-    """Find the checkpoint of an earlier run, on the same base, that another run starts from."""
+def find_start(config: RunOptions, base: Base | None, run_dir: Place, stored: Mapping[str, Any]) -> Start:
+    """Find the checkpoint of an earlier run, on the same base, that a run starts from (`init_from`).
+
+    A run that has checkpoints of its own, in `run_dir`, does not look at the earlier one again: `stored`, the identity
+    that it began with, says what it started from.
+    """
+    earlier, base_sha256 = Place(config.init_from).resolve(), base.sha256 if base else "none"
+    own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
+    if own is not None and "init_sha256" in stored:
+        return Start(earlier, own, str(stored["init_sha256"]))
+    if not earlier.is_dir():
+        raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
     try:
-        read_config(run_dir, SettledConfig)
+        read_config(earlier, SettledConfig)
     except RunError as error:
-        raise RunError(f"--init_from {str(run_dir)!r}: {error}") from error
-    latest = find_latest(run_dir / "checkpoints")
+        raise RunError(f"--init_from {str(earlier)!r}: {error}") from error
+    latest = find_latest(earlier / "checkpoints")
     if latest is None:
-        raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
+        raise RunError(f"--init_from {str(earlier)!r} holds no usable checkpoint; finish that run first.")
     record = latest.run_info
     if record["base_sha256"] != base_sha256:
         raise RunError(
-            f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
+            f"--init_from {str(earlier)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
             f"{base_sha256[:12]}; give the base of that run ({record['base']!r})."
         )
-    return Start(run_dir, latest, latest.tensors_sha256)
+    return Start(earlier, latest, latest.tensors_sha256)
 
 
 def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:

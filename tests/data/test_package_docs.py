@@ -13,7 +13,6 @@ import pytest
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.plan import pin_corpus
-from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
 from domext_ray.text.data import package_docs
 from domext_ray.text.data.documents import read_documents
@@ -149,22 +148,22 @@ def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
     assert "numpy" in index and "domext_ray" not in index and "domext-ray" not in index
 
 
-def test_a_run_reads_as_much_as_it_can_use(tmp_path: Path) -> None:
+def test_a_run_reads_as_much_as_it_can_use() -> None:
     """That is decided when it begins, and stays where it goes on, so that it goes on with the same rows."""
     train = TrainConfig(max_steps=500, global_batch_size=32, seq_length=128, eval_rows=400)
     config = PretrainConfig(train=train)
-    assert pin_corpus(config, Place(tmp_path)).corpus == "package-docs:16"  # its held-out rows need more than its steps
+    assert pin_corpus(config, {}).corpus == "package-docs:16"  # its held-out rows need more than its steps
     longer = replace(config, train=replace(train, max_steps=1500), corpus="package-docs,notes.txt")
-    assert pin_corpus(longer, Place(tmp_path)).corpus == "package-docs:38,notes.txt"
+    assert pin_corpus(longer, {}).corpus == "package-docs:38,notes.txt"
     limited = replace(longer, train=replace(longer.train, max_steps=0, max_tokens=3_000_000))
-    assert pin_corpus(limited, Place(tmp_path)).corpus == "package-docs:19,notes.txt"
+    assert pin_corpus(limited, {}).corpus == "package-docs:19,notes.txt"
     for whole in (
         replace(config, train=replace(train, epochs=1.0)),
         replace(config, train=replace(train, max_steps=10**7)),
         replace(config, vocab=replace(config.vocab, size=500)),
     ):
-        assert pin_corpus(whole, Place(tmp_path)).corpus == "package-docs:all"
-    write_run(Place(tmp_path), identity={"corpus": "package-docs:16"})
+        assert pin_corpus(whole, {}).corpus == "package-docs:all"
+    stored = {"corpus": "package-docs:16"}
     more = replace(config, train=replace(train, max_steps=1500))
-    assert pin_corpus(more, Place(tmp_path)).corpus == "package-docs:16"
-    assert pin_corpus(replace(more, corpus="notes.txt"), Place(tmp_path)).corpus == "notes.txt"
+    assert pin_corpus(more, stored).corpus == "package-docs:16"
+    assert pin_corpus(replace(more, corpus="notes.txt"), stored).corpus == "notes.txt"

@@ -159,7 +159,7 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
     """Build a row's model as a worker of a job does: fresh, after an earlier run, or from the row's own checkpoint."""
     config = make_config(row, places)
     base = load_base(config.base, next_sentence=row.pairs)
-    start = find_start(Place(config.init_from), base.sha256) if row.after and checkpoint is None else None
+    start = find_start(config, base, Place(places.root / "none"), {}) if row.after and checkpoint is None else None
     before = checkpoint or (start.checkpoint if start else None)
     spec = describe_model(config, base, places.tokenizer_of(row), dropout, before)
     model = spec.build()

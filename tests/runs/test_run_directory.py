@@ -96,7 +96,7 @@ def test_a_fine_tuned_run_is_no_run_of_pre_training(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=rf"^{run} is a fine-tuned run, whose model is its export \({run}/"):
             export.start(export.read([f"--run={run}", *options]))
     with pytest.raises(RunError, match="^--init_from .* is a fine-tuned run, whose model is its export"):
-        find_start(Place(run), "b" * 64)
+        find_start(replace(CONFIG, init_from=str(run)), None, Place(tmp_path / "own"), {})
     with pytest.raises(RunError, match=f"^the run directory {run} belongs to a fine-tuned run; give another"):
         resolve_schedule(CONFIG, Place(run))
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "run.json", TRAININGS]
