@@ -21,7 +21,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.spec import ModelSpec
-from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary, warn_of_rules
+from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, warn_of_rules
 from domext_ray.runs.run_directory import (
     RUN,
     RunPaths,
@@ -110,9 +110,8 @@ def _plan_tokenizer(config: RunOptions, base: Base | None) -> PreTrainedTokenize
     if base is None or (config.vocab.extends_base and not config.vocab.words):
         return None
     if not config.vocab.words:
-        return load_tokenizer(base.folder)
-    known = read_run_vocabulary(config, base)
-    return extend_tokenizer(known, read_given(config.vocab, known))
+        return base.tokenizer
+    return extend_tokenizer(base.vocabulary, read_given(config.vocab, base.vocabulary))
 
 
 def prepare_run(plan: Plan, goes_on_from: Checkpoint | None = None) -> Run:
@@ -252,11 +251,10 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
 
 def _provide_extension(config: RunOptions, base: Base, folder: Path, cache_dir: Place) -> ExtensionVocabulary:
     """The tokenizer over base and new words, in `folder`."""
-    known = read_run_vocabulary(config, base)
     if config.vocab.words:
-        return import_words(config.vocab, known, folder)
+        return import_words(config.vocab, base.vocabulary, folder)
     start_ray(config.scale.wait_seconds)
-    return learn_extension(config.corpus, config.prepare, config.vocab, known, folder, cache_dir)
+    return learn_extension(config.corpus, config.prepare, config.vocab, base.vocabulary, folder, cache_dir)
 
 
 def run_preparation(config: PretrainConfig) -> Manifest | None:
@@ -289,7 +287,7 @@ def _describe_sources(config: RunOptions, base: Base | None, samples: Sequence[S
     if base is not None:
         tokenizer = _plan_tokenizer(config, base)
         owner = "the tokenizer" if tokenizer is not None else "the base's tokenizer, without new words"
-        settings = make_settings(tokenizer or load_tokenizer(base.folder), config.prepare, 0)
+        settings = make_settings(tokenizer or base.tokenizer, config.prepare, 0)
         for text, sample in zip(config.texts, samples, strict=False):
             if sample is not None:
                 found = find_unknown(count_sample(sample, settings)[0].pack(), config.prepare_for(text))
@@ -349,10 +347,9 @@ def _keep(folder: Path, place: Place) -> None:
 
 def _copy_tokenizer(base: Base, folder: Place) -> Place:
     """The base's tokenizer in a folder of the run's, which all nodes see."""
-    tokenizer = load_tokenizer(base.folder)
     with contextlib.suppress(CorpusError, FileNotFoundError):  # one that cannot be loaded is replaced
-        if fingerprint_tokenizer(load_tokenizer(folder.local())) == fingerprint_tokenizer(tokenizer):
+        if fingerprint_tokenizer(load_tokenizer(folder.local())) == fingerprint_tokenizer(base.tokenizer):
             return folder
     with replace_folder(folder) as temporary:
-        tokenizer.save_pretrained(temporary)
+        base.tokenizer.save_pretrained(temporary)
     return folder

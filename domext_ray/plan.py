@@ -40,7 +40,6 @@ from domext_ray.text.data.files import pin_entries
 from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.text.data.package_docs import count_wanted
 from domext_ray.text.data.sources import resolve_sources
-from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.text.vocabulary.learn import count_new_words
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
@@ -224,12 +223,7 @@ def count_planned_words(config: RunOptions, base: Base | None) -> int:
     """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
     if base is None or not config.vocab.extends_base:
         return 0
-    return count_new_words(config.vocab, read_run_vocabulary(config, base))
-
-
-def read_run_vocabulary(config: RunOptions, base: Base) -> BaseVocabulary:
-    """The vocabulary that a run's new words stand beside."""
-    return read_base_vocabulary(config.base, base.folder, base.config.vocab_size)
+    return count_new_words(config.vocab, base.vocabulary)
 
 
 def _find_moved_corpus(config: SettledConfig, paths: RunPaths, stored: Mapping[str, Any]) -> dict[str, str]:

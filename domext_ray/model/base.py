@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
 from domext_ray.errors import BaseModelError, CorpusError, RunError, find_storage_error
@@ -29,6 +29,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextFor
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.storage import find_unfetched, parse_json
 from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
+from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
 
@@ -58,7 +59,8 @@ HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_rela
 class BaseFiles:
     """What a process has read of a base."""
 
-    folder: Path  # where its files are, the tokenizer's among them
+    folder: Path  # where its files are
+    tokenizer: PreTrainedTokenizerBase
     tensors: dict[str, Tensor]  # fp32, by internal name; tied copies are left out
     # name in the checkpoint, by internal name; of matrices that it has in one tensor, in its order, the same name
     original_names: dict[str, str]
@@ -95,6 +97,16 @@ class Base:
     def folder(self) -> Path:
         """Where its files are on this machine, the tokenizer's among them."""
         return self.files.folder
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer, which nobody changes."""
+        return self.files.tokenizer
+
+    @cached_property
+    def vocabulary(self) -> BaseVocabulary:
+        """What new words stand beside; a tokenizer that takes none is a CorpusError."""
+        return read_base_vocabulary(self.id, self.tokenizer, self.config.vocab_size)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -173,7 +185,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
             )
     heads = tuple(head for head in HEADS if any(name.startswith(head) for name in tensors))
     wrong_rules = find_wrong_rules(tokenizer, base, folder)
-    found = Base(base, config, heads, hash_tensors(tensors), wrong_rules, BaseFiles(folder, tensors, names))
+    found = Base(base, config, heads, hash_tensors(tensors), wrong_rules, BaseFiles(folder, tokenizer, tensors, names))
     _held[source if local else (base, next_sentence, _stamp(folder))] = found  # the hub's weights are there now
     return found
 

@@ -97,7 +97,7 @@ class ModelSpec:
         new_words: list[list[int]] = []
         if extension is not None:
             assert self.base is not None, "extension words stand beside a base"
-            new_words = base_token_ids(load_tokenizer(self.base.folder), extension.words)
+            new_words = base_token_ids(self.base.tokenizer, extension.words)
         num_words = max(tokenizer.get_vocab().values()) + 1 - len(new_words)
         return replace(self, vocab_size=num_words, new_words=new_words, pad_token_id=cast(int, tokenizer.pad_token_id))
 

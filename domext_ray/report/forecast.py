@@ -97,7 +97,7 @@ def make_forecast(
     that the base is going to write. `measure`, of one worker, is called unless `train.tokens_per_second` is given.
     """
     base, counts = spec.base, spec.counts
-    tokenizer = load_tokenizer(base.folder if base else ASSETS / SHIPPED_BASE)
+    tokenizer = base.tokenizer if base else load_tokenizer(ASSETS / SHIPPED_BASE)
     pairs = config.objective.next_sentence
 
     def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:

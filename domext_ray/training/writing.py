@@ -28,7 +28,7 @@ from domext_ray.runtime.device import PREDICTION, as_worker, has_bf16_units
 from domext_ray.storage import Place, hash_values
 from domext_ray.text.corpus.estimate import RowEstimate
 from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
-from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer
 
 NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""
@@ -40,7 +40,7 @@ FORMAT = 1
 
 def get_or_write_text(base: Base, cache_dir: Place) -> Place:
     """Return the file of text, beside prepared corpora, that a base writes, written now where it is not there yet."""
-    tokenizer = load_tokenizer(base.folder)
+    tokenizer = base.tokenizer
     settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
     path = cache_dir / f"written-{name}.jsonl"
@@ -70,7 +70,7 @@ class Writer:
         self.bf16 = has_bf16_units()
         self.model = build_base(base, torch.device("cpu"), bf16=self.bf16, is_narrow=self.bf16)
         cast(nn.Module, self.model).eval()
-        self.tokenizer = load_tokenizer(base.folder)
+        self.tokenizer = base.tokenizer
         self.length = min(LENGTH, base.config.max_row_length)
 
     def write_rows(self, number: int) -> np.ndarray:

@@ -168,7 +168,7 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
             max_position_embeddings=max(8192, longest),
         )
         config = LAYOUTS[options.layout].describe(found)
-        files = BaseFiles(Path(), detach(DomextForMaskedLM(config)), {})
+        files = BaseFiles(Path(), cast(Any, None), detach(DomextForMaskedLM(config)), {})  # it reads no text
         base = Base("random", config, (MLM_HEAD,), "", read=files)
     model = ModelSpec(
         base,

@@ -23,7 +23,7 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
 from domext_ray.text.corpus.shards import prepare_corpus
-from domext_ray.text.vocabulary.extension import read_base_vocabulary, save_extension
+from domext_ray.text.vocabulary.extension import save_extension
 
 
 def verify(place: Path | Place) -> Ended:
@@ -59,8 +59,7 @@ def make_bank(run: Path, base: Path, folder: Path) -> Path:
 
 
 def make_vocabulary(run: Path, base: Path, folder: Path) -> Path:
-    known = read_base_vocabulary(str(base), base, load_base(str(base)).config.vocab_size)
-    save_extension(folder, known, ["thalamus", "myocarditis"], {})
+    save_extension(folder, load_base(str(base)).vocabulary, ["thalamus", "myocarditis"], {})
     return folder
 
 

@@ -42,7 +42,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
 from domext_ray.models.source import open_model
 from domext_ray.storage import Place
-from domext_ray.text.vocabulary.extension import base_token_ids, read_base_vocabulary
+from domext_ray.text.vocabulary.extension import base_token_ids
 from domext_ray.text.vocabulary.learn import import_words
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 from domext_ray.training.checkpoint import find_latest
@@ -164,9 +164,8 @@ def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folde
     roberta = load_base(str(tiny_roberta_folder))
     (tmp_path / "words.txt").write_text("gardenhouse\n##house\n")
     size = roberta.config.vocab_size
-    known = read_base_vocabulary("tiny", roberta.folder, size)
-    made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), known, tmp_path / "vocab")
-    pieces = base_token_ids(load_tokenizer(roberta.folder), made.words)
+    made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), roberta.vocabulary, tmp_path / "vocab")
+    pieces = base_token_ids(roberta.tokenizer, made.words)
     words = make_rebuilt(roberta, tokenizer_folder=made.folder, new_words=pieces)
     export_model(words, Place(tmp_path / "words"))
     again = AutoTokenizer.from_pretrained(tmp_path / "words")

@@ -60,7 +60,7 @@ from domext_ray.text.corpus.manifest import FORMAT_VERSION, find_shard_fault, re
 from domext_ray.text.data.documents import read_documents, read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sources import resolve_sources
-from domext_ray.text.vocabulary.extension import load_extension, read_base_vocabulary, save_extension
+from domext_ray.text.vocabulary.extension import load_extension, save_extension
 from domext_ray.training.checkpoint import choose_checkpoint, find_latest
 from domext_ray.training.metrics import find_last_step, read_metrics
 
@@ -204,8 +204,7 @@ def read_export(folder: Path) -> Any:
 
 
 def write_vocabulary(folder: Path, base: Path) -> None:
-    known = read_base_vocabulary(str(base), base, load_base(str(base)).config.vocab_size)
-    save_extension(folder, known, ["thalamus", "myocarditis"], {})
+    save_extension(folder, load_base(str(base)).vocabulary, ["thalamus", "myocarditis"], {})
 
 
 def write_task(folder: Path, base: Path) -> None:

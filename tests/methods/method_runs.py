@@ -45,7 +45,6 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
 from domext_ray.text.corpus.batching import MaskedRows, Masker, join_rows
-from domext_ray.text.vocabulary.extension import read_base_vocabulary
 from domext_ray.text.vocabulary.learn import import_words
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import engine as engine_module
@@ -117,7 +116,7 @@ def make_places(root: Path, bert: Path, roberta: Path, names: Iterable[str] = ()
     places = Places(root, bert, roberta, tuple(row for row in ROWS if row.name in asked))
     places.words_file.write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
     base, vocab = load_base(str(bert)), VocabConfig(words=str(places.words_file))
-    united = import_words(vocab, read_base_vocabulary(str(bert), bert, base.config.vocab_size), root / "words")
+    united = import_words(vocab, base.vocabulary, root / "words")
     for row in places.rows:
         places.run_of(row).mkdir(parents=True)
         source = united.folder if row.new_words else places.base_of(row)

@@ -16,6 +16,7 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.extension import (
+    BaseVocabulary,
     ExtensionVocabulary,
     base_token_ids,
     check_appended,
@@ -64,15 +65,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def read_known(base: Path, num_rows: int = 0) -> BaseVocabulary:
+    tokenizer = load_tokenizer(base)
+    return read_base_vocabulary("tiny", tokenizer, num_rows or len(tokenizer))
+
+
 def learn(
     text: Path, base: Path, folder: Path, num_rows: int = 0, prepare: PrepareConfig = PREPARE, **vocab: Any
 ) -> ExtensionVocabulary:
-    known = read_base_vocabulary("tiny", base, num_rows or len(load_tokenizer(base)))
+    known = read_known(base, num_rows)
     return learn_extension(str(text), prepare, VocabConfig(**vocab), known, folder, Place(text.parent / "cache"))
 
 
 def bring(words: Path | str, base: Path, folder: Path, num_rows: int = 0, **vocab: Any) -> ExtensionVocabulary:
-    known = read_base_vocabulary("tiny", base, num_rows or len(load_tokenizer(base)))
+    known = read_known(base, num_rows)
     return import_words(VocabConfig(words=str(words), **vocab), known, folder)
 
 
@@ -272,7 +278,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path) -> None:
     longer = bring(tmp_path / "more.txt", base_folder, tmp_path / "longer", extend=str(made.folder))
     assert longer.words == (*made.words, "neuron")
     options = VocabConfig(words=str(tmp_path / "more.txt"), extend=str(made.folder))
-    known = read_base_vocabulary("tiny", base_folder, len(load_tokenizer(base_folder)))
+    known = read_known(base_folder)
     assert count_new_words(options, known) == 4
     assert count_new_words(VocabConfig(size=7, extend=str(made.folder)), known) == 7
 

@@ -24,7 +24,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 def make_known(folder: Path, **options: bool) -> BaseVocabulary:
     entries = [*SPECIALS, *LETTERS, *LETTERS.upper(), *(f"##{char}" for char in LETTERS), "brain", "##us", "[unused1]"]
-    return read_base_vocabulary("tiny", save_wordpiece(folder, entries, **options), len(entries))
+    return read_base_vocabulary("tiny", load_tokenizer(save_wordpiece(folder, entries, **options)), len(entries))
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def write(folder: Path, *lines: str) -> str:
 def test_a_word_is_read_as_text_is(known: BaseVocabulary, tmp_path: Path) -> None:
     """What a list says and what a text says become one token, in whatever form either of them is written."""
     cased = make_known(tmp_path / "cased", do_lower_case=False)
-    roberta = MAKERS["roberta"](tmp_path / "roberta")
-    plain = read_base_vocabulary("bytes", roberta, max(load_tokenizer(roberta).get_vocab().values()) + 1)
+    roberta = load_tokenizer(MAKERS["roberta"](tmp_path / "roberta"))
+    plain = read_base_vocabulary("bytes", roberta, max(roberta.get_vocab().values()) + 1)
     for base, written, name in (
         (known, "Zoë", "zoe"),
         (known, "Zoe\u0308", "zoe"),
@@ -67,8 +67,8 @@ def test_a_word_is_read_as_text_is(known: BaseVocabulary, tmp_path: Path) -> Non
 
 
 def test_entries_of_another_tokenizers_vocabulary_are_no_words(known: BaseVocabulary, tmp_path: Path) -> None:
-    roberta = MAKERS["roberta"](tmp_path / "roberta")
-    plain = read_base_vocabulary("bytes", roberta, max(load_tokenizer(roberta).get_vocab().values()) + 1)
+    roberta = load_tokenizer(MAKERS["roberta"](tmp_path / "roberta"))
+    plain = read_base_vocabulary("bytes", roberta, max(roberta.get_vocab().values()) + 1)
     for base in (known, plain):
         for mark in "▁Ġ":
             path = write(tmp_path, f"{mark}velmarine", "nephros")

@@ -149,9 +149,8 @@ def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
         )
 
 
-def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) -> BaseVocabulary:
-    """Read the vocabulary of a base, whose embedding table may have more rows than its tokenizer has entries."""
-    tokenizer = load_tokenizer(tokenizer_folder)
+def read_base_vocabulary(base: str, tokenizer: PreTrainedTokenizerBase, num_base_rows: int) -> BaseVocabulary:
+    """Return the vocabulary of a base, whose embedding table may have more rows than its tokenizer has entries."""
     family = tokenizer_family(tokenizer, base)
     entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     highest = max(entries.values())

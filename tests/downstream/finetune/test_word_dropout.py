@@ -27,7 +27,7 @@ def extend(folder: Path) -> tuple[Tokenizer, Tokenizer, int]:
     """Engines of a base and of the same with new words, and the first new id."""
     base = load_tokenizer(folder)
     first_new = max(base.get_vocab().values()) + 1
-    extended = extend_tokenizer(read_base_vocabulary("tiny", folder, first_new), NEW)
+    extended = extend_tokenizer(read_base_vocabulary("tiny", base, first_new), NEW)
     return make_backend(base), make_backend(extended), first_new
 
 
