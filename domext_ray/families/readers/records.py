@@ -50,7 +50,13 @@ _LONGEST = 2**30
 _DOCUMENT_START = "-DOCSTART-"
 _ANNOTATOR = {"classes", "annotations"}
 """What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
-_COMMENT = "# "
+_COMMENTS = ("# ", "#\t")
+_WEBANNO = "#FORMAT=WebAnno"
+_NUMBER = re.compile(r"\d+(?:[-.]\d+)?")
+"""What stands before a word of CoNLL-U: its number, or those of a range of words (du: 3-4) or of an empty node."""
+_HEADER = ({"word", "words", "token", "tokens", "text", "form"}, {"tag", "tags", "label", "labels", "ner", "ner_tags"})
+_MOST_WORDS = 500
+"""Of a file that is a single sentence: one of more has no blank lines."""
 _IS_CSV = (
     "has commas between its cells, as a CSV; write a word, a tab and its tag a line, a blank line after a sentence"
 )
@@ -273,7 +279,8 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     """Yield the sentences of a CoNLL file, by role.
 
     The description's columns "tokens" and "tags" may have places of their own; default first and last. Comments before
-    a sentence (`# id 7`) are told and left out. A line without word and tag is a CorpusError.
+    a sentence (`# id 7`), and what is no word of CoNLL-U, are told and left out. A line without word and tag, or a word
+    column that has the words' numbers, is a CorpusError.
     """
     token_place, tag_place = (
         next((place for place in description.columns[role] if isinstance(place, int)), default)
@@ -281,7 +288,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     )
     tokens: list[str] = []
     tags: list[str] = []
-    num_documents = 0
+    num_documents = num_ranges = 0
     comments: list[int] = []
     text = read_text(path, has_words=True)
     require_lines(str(path), text[:HEAD_BYTES].encode())
@@ -290,10 +297,20 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
             f"{path} is JSON, and CoNLL's columns are expected; write reader: records for rows with lists of words and "
             f"tags, or reader: spans for texts with entities, in {description.yaml}."
         )
+    if text.startswith(_WEBANNO):
+        raise CorpusError(f"{path} is TSV of WebAnno or INCEpTION; export CoNLL 2002 there.")
     lines = split_lines(text)
-    filled = [line for line in lines if line.strip() and not line.startswith((_DOCUMENT_START, _COMMENT))]
+    filled = [line for line in lines if line.strip() and not line.startswith((_DOCUMENT_START, *_COMMENTS))]
     width = len(_cut_line(filled[0])) if filled else 0
     is_tab_ended = width > 2 and all(line.endswith("\t") for line in filled)
+    firsts = [_cut_line(line)[0] for line in filled] if width > 2 else []
+    is_numbered = any(map(str.isdecimal, firsts)) and all(map(_NUMBER.fullmatch, firsts))
+    if is_numbered and token_place in (0, -width):
+        raise CorpusError(
+            f"{path} numbers the words in its first column, as CoNLL-U does; set columns.tokens, such as tokens: 1, in "
+            f"{description.yaml}."
+        )
+    num_sentences = num_words = 0
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(_DOCUMENT_START)
         if line.strip() and not is_document_start:
@@ -303,11 +320,17 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
                 token, tag = cells[token_place], cells[tag_place].strip()
             except IndexError:
                 token = tag = ""
-            if line.startswith(_COMMENT) and not tokens and (len(_cut_line(line)) != width or not is_tag(tag)):
+            if line.startswith(_COMMENTS) and not tokens and (len(_cut_line(line)) != width or not is_tag(tag)):
                 comments.append(number)
                 continue
             if "\t" not in line and "," in cells[-1] and not is_tag(cells[-1]):
                 raise CorpusError(f"{path}:{number} {_IS_CSV}.")
+            if is_numbered and not cells[0].isdecimal():
+                issues.add(f"{path}:{number}", "line", "is a range of words, or an empty node, of CoNLL-U")
+                num_ranges += 1
+                continue
+            if number == 1 and all(cell.lower() in names for cell, names in zip((token, tag), _HEADER, strict=True)):
+                raise CorpusError(f"{path}:1 is a header, of which CoNLL's columns have none; take that line out.")
             if len(cells) < 2 or not token or not tag:
                 empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""
                 raise CorpusError(
@@ -319,10 +342,13 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
             continue
         if tokens:
             document = str(num_documents) if num_documents else ""
-            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": True}
-            yield Record(values, str(path), number - len(tokens))
-            tokens, tags = [], []
+            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": not num_ranges}
+            yield Record(values, str(path), number - len(tokens) - num_ranges)
+            num_sentences, num_words = num_sentences + 1, len(tokens)
+            tokens, tags, num_ranges = [], [], 0
         num_documents += is_document_start
+    if num_sentences == 1 and num_words > _MOST_WORDS:
+        issues.warn(f"{path} has no blank line, so that its {num_words:,} words are one sentence; put one behind each.")
     if comments:
         issues.say(f"{len(comments):,} x line of {path} is a comment and left out ({path}:{comments[0]} is the first).")
 

@@ -157,7 +157,7 @@ def test_tags_that_are_spelled_another_way(tmp_path: Path) -> None:
 def test_comments_and_tabs_at_line_ends(tmp_path: Path) -> None:
     """A word may be the sign that opens comments."""
     comments = "# id 1 text = Vitamin O\n#\tO\nIron\tB-x\n\n# id 2\tdomain=en\nIron\tB-x\n# is\tO\n"
-    spaces = "# id 2\nIron NN B-x\n\n# NN O\nIron NN B-x\n"
+    spaces = "# id 2\n#\thttp://a [2001]\nIron NN B-x\n\n# NN O\nIron NN B-x\n"
     contents: dict[str, str | bytes] = {"train.txt": comments, "dev.txt": spaces, "test.txt": "Iron\tB-x\t\nis\tO\t\n"}
     made = load(tmp_path, "ner", contents)
     assert [each.words for each in made.train] == [("#", "Iron"), ("Iron", "# is")]
@@ -165,6 +165,29 @@ def test_comments_and_tabs_at_line_ends(tmp_path: Path) -> None:
     assert made.test[0].words == ("Iron", "is") and made.test[0].tags == ("B-x", "O")
     path = f"{tmp_path}/train.txt"
     assert f"2 x line of {path} is a comment and left out ({path}:1 is the first)." in made.notes
+
+
+def test_words_of_conllu(tmp_path: Path) -> None:
+    """Ranges of words and empty nodes are none, and lines behind a range are still named."""
+    rows = ["# sent_id = 1", "1-2\tdu\t_", "1\tde\tO", "2\tle\tO", "2.1\tvu\tO", "3\tParis\tB-Place", "", "1\tRain\tO"]
+    files: dict[str, str | bytes] = {"train.conllu": "\n".join(rows) + "\n"}
+    made = load(tmp_path / "words", "ner", files, columns={"tokens": (1,)})
+    assert [each.words for each in made.train] == [("de", "le", "Paris"), ("Rain",)]
+    path = f"{tmp_path}/words/train.conllu"
+    assert [each.source for each in made.train] == [f"{path}:2", f"{path}:8"]
+    left_out = f"4 x line left out: it is a range of words, or an empty node, of CoNLL-U ({path}:2, {path}:5"
+    assert made.notes[0].startswith(left_out)
+    message = refuse(tmp_path / "numbers", "ner", {"train.conllu": files["train.conllu"]})
+    assert message.startswith("train.conllu numbers the words in its first column, as CoNLL-U does; set columns.tokens")
+
+
+def test_a_file_without_blank_lines_is_told(tmp_path: Path) -> None:
+    words = [f"w{i}\tB-x\n" for i in range(501)]
+    made = load(tmp_path / "one", "ner", {"train.tsv": "".join(words), "dev.tsv": "".join(words[1:])})
+    told = "train.tsv has no blank line, so that its 501 words are one sentence; put one behind each."
+    assert made.warnings == (f"{tmp_path}/one/{told}",)
+    parts: dict[str, str | bytes] = {"train.tsv": "\n".join(["".join(words), words[0]]), "dev.tsv": words[0]}
+    assert not load(tmp_path / "two", "ner", parts).warnings, "it may be so long"
 
 
 def test_tags_that_are_numbers_have_names(tmp_path: Path) -> None:
