@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.commands.main import JOBS, find_verb
+from domext_ray.commands.main import find_job
 from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
@@ -159,7 +159,7 @@ def prepare(
     config: Where = "",
     **options: Any,
 ) -> Manifest | None:
-    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare_corpus` does.
+    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare corpus` does.
 
     Args:
         base: the model whose tokenizer cuts it.
@@ -172,7 +172,7 @@ def prepare(
         What was prepared: its folder, rows and tokens; None with `dry_run=True`.
     """
     named = {"base": base, "corpus": corpus}
-    made: Manifest | None = _carry_out(["prepare_corpus"], named, preset, config, options)
+    made: Manifest | None = _carry_out(["prepare", "corpus"], named, preset, config, options)
     return made
 
 
@@ -306,7 +306,7 @@ def _carry_out(
 ) -> Any:
     """Carry out a job, as `Job.start` does."""
     with raise_user_error():
-        job = JOBS[find_verb(words)]
+        job, _ = find_job(words)
         given = {name: value for name, value in named.items() if value is not None}
         settings = read_values(job.config_class, {**given, **options})
         return job.start(Given(settings, preset, os.fspath(config)), run)

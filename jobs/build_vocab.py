@@ -1,4 +1,4 @@
-"""`domext build_vocab` as a file, for `ray job submit … -- python jobs/build_vocab.py …`."""
+"""`domext build vocab` as a file, for `ray job submit … -- python jobs/build_vocab.py …`."""
 
 from domext_ray.commands.main import run_file
 

@@ -1,4 +1,4 @@
-"""`domext compare_runs` as a file, for `ray job submit … -- python jobs/compare_runs.py …`."""
+"""`domext compare runs` as a file, for `ray job submit … -- python jobs/compare_runs.py …`."""
 
 from domext_ray.commands.main import run_file
 

@@ -1,4 +1,4 @@
-"""`domext evaluate_forgetting` as a file, for `ray job submit … -- python jobs/evaluate_forgetting.py …`."""
+"""`domext evaluate forgetting` as a file, for `ray job submit … -- python jobs/evaluate_forgetting.py …`."""
 
 from domext_ray.commands.main import run_file
 

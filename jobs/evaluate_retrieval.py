@@ -1,4 +1,4 @@
-"""`domext evaluate_retrieval` as a file, for `ray job submit … -- python jobs/evaluate_retrieval.py …`."""
+"""`domext evaluate retrieval` as a file, for `ray job submit … -- python jobs/evaluate_retrieval.py …`."""
 
 from domext_ray.commands.main import run_file
 

@@ -1,4 +1,4 @@
-"""`domext export_hf` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
+"""`domext export hf` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
 
 from domext_ray.commands.main import run_file
 

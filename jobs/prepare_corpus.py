@@ -1,4 +1,4 @@
-"""`domext prepare_corpus` as a file, for `ray job submit … -- python jobs/prepare_corpus.py …`."""
+"""`domext prepare corpus` as a file, for `ray job submit … -- python jobs/prepare_corpus.py …`."""
 
 from domext_ray.commands.main import run_file
 

@@ -29,7 +29,7 @@ from project_file import read_project_file
 from domext_ray.commands.help import format_help
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
-from domext_ray.commands.main import find_verb
+from domext_ray.commands.main import find_job
 from domext_ray.config import presets
 from domext_ray.config.options.build import from_dict
 from domext_ray.config.options.kinds import list_options
@@ -181,8 +181,8 @@ def read_verb(words: Sequence[str]) -> None:
     if words[0] == "presets":
         assert not words[1:] or (words[1] == "show" and find_preset(words[2]).is_file())
     elif not {"--help", "--version"} & set(words):
-        verb = find_verb(words)
-        read_job_options(VERBS[verb], list(words[len(verb.split()) :]))
+        job, rest = find_job(words)
+        read_job_options(job, list(rest))
 
 
 def read_benchmark(path: Path, options: Sequence[str]) -> None:
@@ -274,7 +274,7 @@ def test_every_example_of_a_verbs_help_is_read(tmp_path: Path, monkeypatch: pyte
     found = list_commands(["\n".join(own).replace(" …", "") for own in examples], tmp_path)
     monkeypatch.chdir(REPOSITORY)
     for verb, commands in zip(VERBS, found, strict=True):
-        assert [words for words in commands if find_verb(words[1:]) == verb], verb
+        assert [words for words in commands if find_job(words[1:])[0].verb == verb], verb
         for command in commands:
             read_command(command)
 

@@ -126,7 +126,7 @@ def test_it_plans_a_run_and_exports_one(unpacked: Path, tmp_path: Path) -> None:
     version = max(path.parent.name for path in FIXTURES.glob(f"*/{EXPECTED}"))
     unpack(version, tmp_path / "old")
     export = tmp_path / "export"
-    commands = ["pretrain af --dry_run true", f"export_hf --run {tmp_path / 'old/runs/af'} --output {export}"]
+    commands = ["pretrain af --dry_run true", f"export hf --run {tmp_path / 'old/runs/af'} --output {export}"]
     said = run(unpacked, tmp_path, *commands)
     assert "general-mini" in said and str(export) in said
     assert not list((tmp_path / "work").iterdir()), "a dry run writes nothing"

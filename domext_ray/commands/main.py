@@ -9,11 +9,11 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job
-from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.options.declare import ConfigT
 from domext_ray.config.options.kinds import suggest
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
@@ -21,9 +21,13 @@ from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
 
 JOBS = {job.verb: job for job in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
-"""Every job by its verb."""
-
+"""Every job by its verb, of one word or two."""
 PRESETS = "presets"
+FIRST_WORDS = [*dict.fromkeys(verb.split()[0] for verb in JOBS), PRESETS]
+_PAIRS = [verb.split() for verb in JOBS if " " in verb]
+SECOND_WORDS = {first: [second for other, second in _PAIRS if other == first] for first, _ in _PAIRS}
+"""What may follow the first word of a verb."""
+
 _ABOUT_PRESETS = "List the presets, files of options that ship with the package; domext presets show af prints one."
 _USE_OF_PRESETS = "Each verb begins with its own preset; --preset af_base chooses another one."
 _ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
@@ -43,15 +47,15 @@ def main(args: Sequence[str] | None = None) -> None:
         from domext_ray.runs.run_directory import list_versions
 
         print_text(list_versions().get("domext_ray", "unknown"))
-    elif words[0] == "pretrain" and words[1:2] and words[1] in (*FEW, *ALL):
-        print_text(_format_table(f"pretrain {name}" for name in METHODS))
+    elif words[0] in SECOND_WORDS.keys() - JOBS.keys() and words[1:2] and words[1] in (*FEW, *ALL):
+        print_text(_format_table(f"{words[0]} {second}" for second in SECOND_WORDS[words[0]]))
     elif words[0] == PRESETS:
         with exit_on_user_error():
             show_presets(words[1:])
     else:
         with exit_on_user_error():
-            verb = find_verb(words)
-        run_job(JOBS[verb], words[len(verb.split()) :])
+            job, rest = find_job(words)
+        run_job(job, rest)
 
 
 def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str = "") -> None:
@@ -67,29 +71,39 @@ def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str =
 
 def run_file(path: str) -> None:
     """Carry out the job of a file in jobs/, which has its verb's name."""
+    files = {verb.replace(" ", "_"): job for verb, job in JOBS.items()}
     name = Path(path).stem
-    run_job(JOBS[name.replace("pretrain_", "pretrain ")], program=f"python jobs/{name}.py")
+    run_job(files[name], program=f"python jobs/{name}.py")
 
 
-def find_verb(words: Sequence[str]) -> str:
-    """Return the verb that a command line begins with; without one, or pretrain without a method, a ConfigError."""
-    first = words[0]
-    if first == "pretrain":
-        method = words[1] if len(words) > 1 else ""
-        if method in METHODS:
-            return f"pretrain {method}"
-        if not method or method.startswith("-"):
-            raise ConfigError(f"pretrain needs a method after it: {', '.join(METHODS)}.")
-        raise ConfigError(f"{method!r} is no method of pretrain{_hint(method, METHODS)}")
+def find_job(words: Sequence[str]) -> tuple[Job[Any], Sequence[str]]:
+    """Return the job whose verb a command line begins with, and the words after it; a ConfigError if there is none."""
+    first, rest = words[0], words[1:]
+    second = rest[0] if rest and not rest[0].startswith("-") else ""
+    seconds = SECOND_WORDS.get(first, [])
+    what, of = ("method", "of") if first == "pretrain" else ("word", "after")
+    if second in seconds:
+        return JOBS[f"{first} {second}"], rest[1:]
+    if second and seconds and (first not in JOBS or suggest(second, seconds)):
+        raise ConfigError(f"{second!r} is no {what} {of} {first}{_hint(suggest(second, seconds))}")
     if first in JOBS:
-        return first
+        return JOBS[first], rest
+    if seconds:
+        raise ConfigError(f"{first} needs a {what} after it: {', '.join(seconds)}.")
     if first.startswith("-"):
         raise ConfigError(f"{first!r} stands before the verb; the verb comes first, as in domext finetune --help.")
-    raise ConfigError(f"{first!r} is no verb of domext{_hint(first, ['pretrain', *JOBS, PRESETS])}")
+    raise ConfigError(f"{first!r} is no verb of domext{_hint(_suggest_verbs(first))}")
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = suggest(name, [word for word in known if " " not in word])
+def _suggest_verbs(word: str) -> list[str]:
+    """Return what a first word was probably meant to be: a verb, as 0.1.0 wrote it (compare_runs) or not, or a part."""
+    if (spaced := word.replace("_", " ").replace("-", " ")) in JOBS:
+        return [spaced]
+    dotted = [verb.replace(" ", ".") for verb in JOBS]
+    return suggest(word, FIRST_WORDS) or [near.replace(".", " ") for near in suggest(word, dotted)]
+
+
+def _hint(near: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else "; domext --help lists them."
 
 

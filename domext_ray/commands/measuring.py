@@ -1,4 +1,4 @@
-"""The verbs that measure and compare: finetune, sweep, ablate, evaluate_…, compare and compare_runs."""
+"""The verbs that measure and compare: finetune, sweep, ablate, evaluate …, compare and compare runs."""
 
 from __future__ import annotations
 
@@ -163,11 +163,11 @@ def _check_general_text(config: ForgettingConfig) -> None:
 _OF_GENERAL_TEXT = ("num_texts", "mask_frac", "max_length", "shared_words", "batch_size", "route", "seed", "prepare.")
 
 FORGETTING = Job(
-    "evaluate_forgetting",
+    "evaluate forgetting",
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
-    domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting
-    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # at smaller scales of what it added
+    domext evaluate forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting
+    domext evaluate forgetting --models runs/af --scales 0.25,0.5,0.75    # at smaller scales of what it added
 
 With --scales each run, and each export with an adapter, is also measured at smaller scales of what it added to its
 base. If a run's prepared text still exists, the job also reports the gain on its held-out text, the loss on everyday
@@ -189,10 +189,10 @@ def _evaluate_retrieval(config: RetrievalConfig) -> None:
 
 
 RETRIEVAL = Job(
-    "evaluate_retrieval",
+    "evaluate retrieval",
     """Compare models by the documents that their vectors find: nDCG@10 and recall on a collection in BEIR's layout.
 
-    domext evaluate_retrieval --models base=general-mini,runs/notes-vectors --data scifact --output retrieval
+    domext evaluate retrieval --models base=general-mini,runs/notes-vectors --data scifact --output retrieval
 
 The folder has corpus.jsonl, queries.jsonl and qrels/test.tsv. Every document is compared with every query, by the
 cosine of their vectors. Figures have bootstrap 95 % intervals over queries; differences to the first model are
@@ -252,11 +252,11 @@ def _compare_runs(config: CompareConfig) -> None:
 
 
 COMPARE_RUNS = Job(
-    "compare_runs",
+    "compare runs",
     """Compare finished runs: pre-training runs on one corpus, or models fine-tuned on one labelled set.
 
-    domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
-    domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
+    domext compare runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
+    domext compare runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
 
 For pre-training it shows bits per character and forgetting over training seconds. For fine-tuning it shows the set's
 metric with 95 % intervals over documents and restarts, and paired differences to the first run. The table is

@@ -1,4 +1,4 @@
-"""The verbs that make a model of a text: pretrain METHOD; prepare_corpus and build_vocab may go before it."""
+"""The verbs that make a model of a text: pretrain METHOD; prepare corpus and build vocab may go before it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ EXBERT = _make_method(
 
     domext pretrain exbert --corpus 'texts/*.txt' --train.max_steps 0 --train.epochs 1 --run.name clinic
     domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --run.name clinic    # with a BERT-base
-    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
+    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
 
@@ -122,11 +122,11 @@ METHODS = {job.verb.split()[1]: job for job in (AF, BOTTLENECK, EXBERT, LORA, BE
 
 
 PREPARE = Job(
-    "prepare_corpus",
+    "prepare corpus",
     """Prepare a corpus before training: text becomes shards of token rows, which the training job finds.
 
-    domext prepare_corpus --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
-    domext prepare_corpus --corpus big.txt --dry_run true     # only list what would be read
+    domext prepare corpus --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
+    domext prepare corpus --corpus big.txt --dry_run true     # only list what would be read
 
 A corpus depends on --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence. You may
 also give training's other options, which have no effect here.""",
@@ -143,11 +143,11 @@ also give training's other options, which have no effect here.""",
 
 
 VOCAB = Job(
-    "build_vocab",
+    "build vocab",
     """Learn new words of a domain for a base, and show what vocabularies of other sizes would save.
 
-    domext build_vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
-    domext build_vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
+    domext build vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
+    domext build vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
     domext pretrain exbert --vocab.size 0 --vocab.words runs/words …    # uses them
 
 You may also give training's other options, which have no effect here.""",

@@ -1,4 +1,4 @@
-"""The verbs that put trained models to use: export_hf, bank, predict, embed and serve; and verify and env."""
+"""The verbs that put trained models to use: export hf, bank, predict, embed and serve; and verify and env."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def _export_run(config: ExportConfig, run: Place) -> Place:
 
 
 EXPORT = Job(
-    "export_hf",
+    "export hf",
     """Export a run's newest checkpoint for use without this library.
 
-    domext export_hf --run runs/af                          # the model, for torch and transformers alone
-    domext export_hf --run runs/af --output ~/models/clinic-bert
-    domext export_hf --run runs/af --scale 0.7 --output clinic-70     # less of the domain, more of the base
-    domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
-    domext export_hf --run runs/lora --format peft                # the updates, for peft
-    domext export_hf --run runs/clinic-ner --format onnx          # a graph for onnxruntime alone
-    domext export_hf --run runs/af --push ORG/NAME                # prints what the hub would get; sends nothing
-    domext export_hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
+    domext export hf --run runs/af                          # the model, for torch and transformers alone
+    domext export hf --run runs/af --output ~/models/clinic-bert
+    domext export hf --run runs/af --scale 0.7 --output clinic-70     # less of the domain, more of the base
+    domext export hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
+    domext export hf --run runs/lora --format peft                # the updates, for peft
+    domext export hf --run runs/clinic-ner --format onnx          # a graph for onnxruntime alone
+    domext export hf --run runs/af --push ORG/NAME                # prints what the hub would get; sends nothing
+    domext export hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
 
 The token for the hub comes from the environment variable HF_TOKEN. The export of a fine-tuned run, or an export's
 folder given as --run, is pushed unchanged.""",

@@ -170,7 +170,7 @@ class VocabConfig:
     min_groups: Annotated[int, Field(ge=0, le=1000)] = 0
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
-    words: Found[VocabPlace] = ""  # your own new words: a file, one per line, or a folder that domext build_vocab made
+    words: Found[VocabPlace] = ""  # your own new words: a file, one per line, or a folder that domext build vocab made
     # lines of --vocab.words and --vocab.protected that are left out: known, doublets, special, malformed
     skip: Annotated[tuple[WordFault, ...], DIFFERENT] = later(())
     extend: VocabPlace = ""  # folder of an earlier extension vocabulary, whose words and ids come first
@@ -288,7 +288,7 @@ class TrainConfig:
     """How long to train, with which batches, and how often to evaluate and save."""
 
     gone: ClassVar = {
-        "eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended",
+        "eval_scales": "domext evaluate forgetting --scales measures a run at them once it has ended",
         "teraflops": "give --train.tokens_per_second: all workers' operations per second, by a dry run's per token",
     }
 

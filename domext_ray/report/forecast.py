@@ -173,7 +173,7 @@ def describe_forecast(forecast: Forecast, config: RunOptions) -> str:
     """Return the lines of a dry run."""
     lines = []
     for estimate, length in zip(forecast.estimates, config.train.lengths, strict=False):
-        rows = "not estimated: no sample of the text makes a row quickly (domext prepare_corpus counts them)"
+        rows = "not estimated: no sample of the text makes a row quickly (domext prepare corpus counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
             if config.vocab.extends_base and config.base != "none":

@@ -307,7 +307,7 @@ def _suggest_next(run_dir: Place, config: SettledConfig) -> str:
         f"{copied}# fine-tune it on labelled text\n"
         f"domext finetune --model {shlex.quote(run)} --task ner --data FOLDER --run.name {tuned}\n\n"
         f"# how much general language it has lost\n"
-        f"domext evaluate_forgetting --models {shlex.quote(models)} --corpus TEXT --output forgetting\n\n"
+        f"domext evaluate forgetting --models {shlex.quote(models)} --corpus TEXT --output forgetting\n\n"
         f"# load it in Python\n"
         f"import domext_ray\n"
         f"tokenizer, model = domext_ray.load({run!r})\n"

@@ -170,7 +170,7 @@ def test_a_job_whose_own_command_holds_the_last_cpu_ends(tiny_base_folder: Path,
     read = ["--model", base, "--input", str(corpus)]
     commands = {
         "pretrain": write_command("af", tiny_base_folder, corpus, tmp_path, "run", "--replay.corpus none"),
-        "prepare": ["domext", "prepare_corpus", "--base", base, "--corpus", str(corpus), "--run.dir", str(tmp_path)],
+        "prepare": ["domext", "prepare", "corpus", "--base", base, "--corpus", str(corpus), "--run.dir", str(tmp_path)],
         "predict": ["domext", "predict", *read, "--task", "fill_mask", "--output", str(tmp_path / "predicted")],
         "embed": ["domext", "embed", *read, "--output", str(tmp_path / "vectors")],
         "finetune": [

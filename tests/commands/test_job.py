@@ -31,11 +31,11 @@ NEEDED = {
     "ablate": ("--study", "size"),
     "bank": ("--bank", "bank"),
     "compare": ("--seconds", "9"),
-    "compare_runs": ("--runs", "runs/af"),
+    "compare runs": ("--runs", "runs/af"),
     "embed": ("--input", "a.txt", "--output", "vectors"),
-    "evaluate_retrieval": ("--models", "base=general-mini", "--data", "collection"),
-    "evaluate_forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
-    "export_hf": ("--run", "runs/af"),
+    "evaluate retrieval": ("--models", "base=general-mini", "--data", "collection"),
+    "evaluate forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
+    "export hf": ("--run", "runs/af"),
     "predict": ("--input", "a.txt", "--output", "out"),
     "serve": ("--bank", "bank"),
     "verify": ("--path", "runs/af"),
@@ -125,7 +125,7 @@ def test_a_training_is_told_which_preset_it_stands_on() -> None:
     assert [ask(f"pretrain {method}")["preset"] for method in ("af", "bert", "lora")] == ["af_words", "bert", "lora"]
     assert ask("pretrain af", "--replay.corpus", "none") == {"preset": "af"}
     assert ask("pretrain af", "--replay.corpus", "none", "--preset", "af_routed") == {"preset": "af_routed"}
-    assert ask("finetune") == ask("prepare_corpus") == {}
+    assert ask("finetune") == ask("prepare corpus") == {}
 
 
 def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(tmp_path: Path) -> None:
@@ -327,19 +327,19 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
                 f"{given} --output {__file__}{below}",
                 f"--output is '{__file__}{below}', and {__file__} is a file",
             )
-            for job, given in (("embed", "--input ."), ("predict", "--input ."), ("export_hf", "--run ."))
+            for job, given in (("embed", "--input ."), ("predict", "--input ."), ("export hf", "--run ."))
             for below in ("", "/a/b")
         ),
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
         ("finetune", "--against ./nope", "--against names './nope', which does not exist; give a base, a run or an"),
         ("finetune", "--against general-mini", "--against is 'general-mini'; it must be another model than --model"),
-        ("export_hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
-        ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
-        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare_corpus", "build_vocab")),
+        ("export hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
+        ("compare runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
+        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare corpus", "build vocab")),
         ("sweep", "--corpus nope.txt --tasks code_entities", "--corpus 'nope.txt' names no file"),
         ("pretrain lora", "--replay.corpus nope.txt", "--replay.corpus 'nope.txt' names no file"),
         ("compare", "--seconds 9 --corpus nope.txt", "--corpus 'nope.txt' names no file"),
-        ("evaluate_forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
+        ("evaluate forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
         ("predict", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("embed", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("pretrain exbert", "--method.module_hidden_size 85", "divisible by the encoder's 4 attention heads"),
@@ -362,10 +362,10 @@ EARLY = (
         "--train.seq_length is 4096; the base 'general-mini' has positions for 512.",
     ),
     (
-        "prepare_corpus --base org/nope",
+        "prepare corpus --base org/nope",
         "--base names 'org/nope', which is not on this machine, and HF_HUB_OFFLINE keeps",
     ),
-    ("build_vocab --base org/nope", "; give a folder of this machine, or general-mini, which ships with the package."),
+    ("build vocab --base org/nope", "; give a folder of this machine, or general-mini, which ships with the package."),
     ("sweep --preset sweeps/af_min", "'sweeps/af_min' is no preset; did you mean the preset sweeps/af_mini?"),
     ("compare --methods aff --seconds 5", "--methods names 'aff'; did you mean af?"),
     ("compare --methods nope --seconds 5", "--methods names 'nope'; it must be one of full, full_kept, "),
@@ -388,11 +388,11 @@ EARLY = (
         "--model names 'runs/clinci', which does not exist; did you mean",
     ),
     (
-        "evaluate_forgetting --models a=general-mni --corpus rows.jsonl",
+        "evaluate forgetting --models a=general-mni --corpus rows.jsonl",
         "--models names 'general-mni', which is not here;",
     ),
     (
-        "evaluate_retrieval --models runs/clinci --data set",
+        "evaluate retrieval --models runs/clinci --data set",
         "--models names 'runs/clinci', which does not exist; did you",
     ),
     ("serve --model general-mni", "--model names 'general-mni', which is not here; did you mean general-mini?"),
@@ -402,7 +402,7 @@ EARLY = (
         "bank --bank none",
         "--bank names 'none', which does not exist; give a folder that domext bank made, or --add a run.",
     ),
-    ("export_hf --run runs/clinci", "--run names 'runs/clinci', which does not exist; did you mean runs/clinic?"),
+    ("export hf --run runs/clinci", "--run names 'runs/clinci', which does not exist; did you mean runs/clinic?"),
     ("verify runs/clinci", "--path names 'runs/clinci', which does not exist; did you mean runs/clinic?"),
     ("predict --input rows.jsonl --output out --model general-mni", "did you mean general-mini?"),
     (
@@ -459,7 +459,7 @@ def test_ordinary_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: 
 def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[object] = []
     run_job(
-        replace(JOBS["prepare_corpus"], run=seen.append),
+        replace(JOBS["prepare corpus"], run=seen.append),
         ["--method.heads", "2", "--seed", "1", "--seed", "3", "--train.seq_length", "64"],
     )
     assert capsys.readouterr().out.splitlines() == [

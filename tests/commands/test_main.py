@@ -14,7 +14,7 @@ import pytest
 from conftest import REPOSITORY
 from project_file import read_project_file
 
-from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.commands.main import JOBS, SECOND_WORDS, find_job, main
 from domext_ray.config.presets import FOLDER, list_presets
 
 FILES = {path.stem: path for path in (REPOSITORY / "jobs").glob("*.py") if path.stem != "benchmark"}
@@ -44,20 +44,38 @@ def test_help_has_a_sentence_for_every_verb(capsys: pytest.CaptureFixture[str]) 
     rows = " ".join(text.split())
     for verb, job in JOBS.items():
         assert f" {verb} {job.sentence}" in rows
-    assert " presets List " in rows and max(map(len, text.splitlines())) <= 120
+    lines = text.splitlines()
+    assert " presets List " in rows and len(lines) <= 45 and max(map(len, lines)) <= 120
 
 
-def test_help_of_pretrain_has_its_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = say(capsys, "pretrain", "--help").splitlines()
-    found = [row.split()[1] for row in rows if row.startswith("  pretrain ")]
-    assert found == [verb.removeprefix("pretrain ") for verb in JOBS if verb.startswith("pretrain ")]
+def test_help_of_a_first_word_has_what_may_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {first for first in SECOND_WORDS if first in JOBS} == {"compare"}, "whose help is its own"
+    for first, seconds in SECOND_WORDS.items():
+        rows = say(capsys, first, "--help").splitlines()
+        found = [row.split()[1] for row in rows if row.startswith(f"  {first} ")]
+        assert found == ([] if first in JOBS else seconds) and max(map(len, rows)) <= 120
+    assert say(capsys, "compare", "--help").startswith("Compare methods with one trainable budget")
+    assert say(capsys, "compare", "runs", "--help").startswith("Compare finished runs")
+
+
+def test_no_second_word_can_be_an_option_s_value() -> None:
+    assert not [first for first in SECOND_WORDS if first in JOBS and JOBS[first].word]
 
 
 def test_a_wrong_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for command, says in (
         ("pretrian af", "'pretrian' is no verb of domext; did you mean pretrain?"),
         ("fine-tune --task ner", "'fine-tune' is no verb of domext; did you mean finetune?"),
-        ("compare-runs", "'compare-runs' is no verb of domext; did you mean compare_runs?"),
+        ("compare-runs", "'compare-runs' is no verb of domext; did you mean compare runs?"),
+        ("forgeting", "'forgeting' is no verb of domext; did you mean evaluate forgetting?"),
+        ("evalute forgetting", "'evalute' is no verb of domext; did you mean evaluate?"),
+        ("exprt_hf", "'exprt_hf' is no verb of domext; did you mean export hf?"),
+        ("evaluate", "evaluate needs a word after it: forgetting, retrieval."),
+        ("build --vocab.size 9", "build needs a word after it: vocab."),
+        ("evaluate forgeting", "'forgeting' is no word after evaluate; did you mean forgetting?"),
+        ("export xyzzy", "'xyzzy' is no word after export; domext --help lists them."),
+        ("compare rnus --runs a", "'rnus' is no word after compare; did you mean runs?"),
+        ("compare af", "'af' stands without an option; options are given as --OPTION VALUE (see --help)."),
         ("xyzzy", "'xyzzy' is no verb of domext; domext --help lists them."),
         ("--base x", "'--base' stands before the verb; the verb comes first, as in domext finetune --help."),
         ("pretrain", "pretrain needs a method after it: af, bottleneck, exbert, lora, bert."),
@@ -74,6 +92,13 @@ def test_a_wrong_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
         assert refuse(capsys, *command.split()) == says
 
 
+@pytest.mark.parametrize("verb", [verb for verb in JOBS if " " in verb])
+def test_a_verb_of_two_words_that_is_written_as_one_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As 0.1.0 had export_hf; and as files have pretrain_af."""
+    for old in (verb.replace(" ", "_"), verb.replace(" ", "-")):
+        assert refuse(capsys, old, "--seed", "1") == f"{old!r} is no verb of domext; did you mean {verb}?"
+
+
 def test_a_verb_and_its_file_carry_out_the_same_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +112,7 @@ def test_a_verb_and_its_file_carry_out_the_same_job(
         assert f"domext {verb} " in by_verb and f"python jobs/{path.name} " in by_file
         assert by_file.replace(f"python jobs/{path.name}", f"domext {verb}") == by_verb
         assert max(map(len, by_file.splitlines())) <= 120, verb
-        assert find_verb([*verb.split(), "--seed", "1"]) == verb
+        assert find_job([*verb.split(), "--seed", "1"]) == (JOBS[verb], ["--seed", "1"])
 
 
 def test_the_program_is_installed_under_its_name() -> None:

@@ -14,7 +14,7 @@ from given_options import parse_config
 
 import domext_ray
 from domext_ray.commands.job import configure
-from domext_ray.commands.main import JOBS
+from domext_ray.commands.main import JOBS, find_job
 from domext_ray.config.mixture import NO_TEXT, SELF
 from domext_ray.config.options import submitted
 from domext_ray.config.options.build import describe_difference
@@ -175,12 +175,12 @@ WHOLE = {
         "output": "{home}/found",
     },
     "finetune --task ner --data more": {"task": "ner", "data": "{home}/more", "run.dir": "{home}"},
-    "compare_runs --runs runs/af,more/": {"runs": ("{home}/af", "{home}/more"), "output": "{home}/comparison.png"},
-    "evaluate_forgetting --models base=general-mini,runs/af,b=more --corpus notes": {
+    "compare runs --runs runs/af,more/": {"runs": ("{home}/af", "{home}/more"), "output": "{home}/comparison.png"},
+    "evaluate forgetting --models base=general-mini,runs/af,b=more --corpus notes": {
         "models": ("base=general-mini", "{home}/af", "b={home}/more"),
         "output": "{home}/forgetting",
     },
-    "export_hf --run runs/af": {"run": "{home}/af", "output": ""},
+    "export hf --run runs/af": {"run": "{home}/af", "output": ""},
     "bank --bank bank --add runs/af --name x": {"bank": "{home}/bank", "add": "{home}/af"},
     "bank --bank new --add runs/af --name x": {"bank": "{home}/new"},
     "bank --bank shipped": {"bank": "shipped"},
@@ -200,9 +200,8 @@ def test_a_job_is_read_with_its_paths(command: str, folders: tuple[Path, Path]) 
     (here / "shipped").mkdir()
     write_corpus(home / "more" / "b.txt", 9)
     (home / "af" / "config.yaml").write_text("vocab: {size: 0, words: runs/af}\ninit_from: af\n")
-    verb = max((key for key in JOBS if f"{command} ".startswith(f"{key} ")), key=len)
-    job = JOBS[verb]
-    config = configure(job, job.read(command.removeprefix(verb).split()))
+    job, words = find_job(command.split())
+    config = configure(job, job.read(words))
     for name, expected in WHOLE[command].items():
         value = attrgetter(name)(config)
         places = tuple(place.format(home=home) for place in expected) if isinstance(expected, tuple) else None
@@ -223,18 +222,17 @@ REFUSED = {
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_refusal_says_where_it_was_looked_for(command: str, folders: tuple[Path, Path]) -> None:
     (folders[0] / "shipped").mkdir()
-    verb = max((key for key in JOBS if f"{command} ".startswith(f"{key} ")), key=len)
-    job, (kind, says) = JOBS[verb], REFUSED[command]
+    (job, words), (kind, says) = find_job(command.split()), REFUSED[command]
     with pytest.raises(kind, match=says.format(home=folders[1])):
-        job.start(job.read(command.removeprefix(verb).split()))
+        job.start(job.read(words))
 
 
 def test_what_would_be_written_into_the_copy_is_refused(folders: tuple[Path, Path]) -> None:
     (folders[0] / "shipped").mkdir()
-    for command in ("export_hf --run shipped", "ablate --study spans --finetuned shipped"):
-        verb, *words = command.split()
+    for command in ("export hf --run shipped", "ablate --study spans --finetuned shipped"):
+        job, words = find_job(command.split())
         with pytest.raises(OptionError, match="it must be absolute, or below ~/domext_runs, or given with --output"):
-            JOBS[verb].start(JOBS[verb].read(words))
+            job.start(job.read(words))
 
 
 def test_in_python_too(folders: tuple[Path, Path], tiny_base_folder: Path) -> None:

@@ -156,7 +156,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "pretrain exbert": (("--vocab.min_frequency 0", "--vocab.min_frequency", "1 or more"),),
     "pretrain bottleneck": (("--method.bottleneck_std 0", "--method.bottleneck_std", "above 0"),),
-    "build_vocab": (("--vocab.size -1", "--vocab.size", "-1"),),
+    "build vocab": (("--vocab.size -1", "--vocab.size", "-1"),),
     "finetune": (
         ("--labelled.max_length 32", "--labelled.stride is 32 (its default); ", "half of --labelled.max_length (16)."),
         ("--labelled.max_length 32 --labelled.stride 32", "--labelled.stride is 32; it must be from 0 to half"),
@@ -169,19 +169,19 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--labelled.stride 100", "--labelled.stride", "100"),
         ("--num_resamples 1", "--num_resamples", "100 or more"),
     ),
-    "export_hf": (
+    "export hf": (
         ("", "--run"),
         ("--run . --format zip", "--format", "zip"),
         ("--run . --format peft --dtype float16", "--dtype", "float16"),
         ("--run . --scale 0.7", "--output", "a folder of its own with --scale 0.7"),
     ),
-    "compare_runs": (("", "--runs"), ("--runs .,.", "--runs")),
+    "compare runs": (("", "--runs"), ("--runs .,.", "--runs")),
     "compare": (
         ("--seconds 5 --methods af,af", "--methods"),
         ("--seconds 5 --seeds 0", "--seeds"),
         ("--seconds 5 --budget 2", "--budget"),
     ),
-    "evaluate_forgetting": (
+    "evaluate forgetting": (
         ("--corpus a.txt", "--models"),
         ("--models general-mini --corpus a.txt --mask_frac 2", "--mask_frac", "2"),
         ("--models general-mini", "--corpus is ''", "at least one file or folder"),
@@ -219,7 +219,7 @@ def test_a_broken_rule_is_one_sentence() -> None:
 
 def test_an_option_that_is_gone_says_what_to_do_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever asks for it is refused; what 0.1.0 wrote has it, and is read as before."""
-    instead = "is no option any more.*; domext evaluate_forgetting --scales measures a run at them"
+    instead = "is no option any more.*; domext evaluate forgetting --scales measures a run at them"
     with pytest.raises(ConfigError, match=f"^--train.eval_scales {instead}"):
         read_flags(PretrainConfig, ["--train.eval_scales", "auto"])
     with pytest.raises(ConfigError, match=f"^'train.eval_scales' {instead}"):

@@ -22,8 +22,7 @@ import torch
 
 from domext_ray import pipeline
 from domext_ray.commands.job import configure
-from domext_ray.commands.main import JOBS, find_verb, main
-from domext_ray.config.options.read import read_flags
+from domext_ray.commands.main import find_job, main
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.families.loading import load_labelled
@@ -49,8 +48,9 @@ PACKAGE = str(Path(pipeline.__file__).parent)
 RENAMED: dict[str, str] = {}
 """Options of the commands here, and their names in this checkout."""
 RENAMED_VERBS = {
-    **{"prepare": "prepare_corpus", "vocab": "build_vocab"},
-    **{"export": "export_hf", "forgetting": "evaluate_forgetting"},
+    **{"prepare": "prepare corpus", "vocab": "build vocab", "export": "export hf"},
+    **{"forgetting": "evaluate forgetting", "evaluate_retrieval": "evaluate retrieval"},
+    **{"compare_runs": "compare runs"},
 }
 """Verbs of the commands here, and their names in this checkout."""
 RENAMED_FIGURES: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Ended(NamedTuple):
 def translate(command: str | Sequence[str]) -> list[str]:
     """Return the words of a command with this checkout's options."""
     verb, *words = shlex.split(command) if isinstance(command, str) else command
-    return [RENAMED_VERBS.get(verb, verb), *(RENAMED.get(word, word) for word in words)]
+    return [*RENAMED_VERBS.get(verb, verb).split(), *(RENAMED.get(word, word) for word in words)]
 
 
 def call(command: str | Sequence[str]) -> Ended:
@@ -86,9 +86,8 @@ def call(command: str | Sequence[str]) -> Ended:
 
 def read_config(command: str | Sequence[str]) -> Any:
     """Return the configuration that a command means, as the program makes it."""
-    words = translate(command)
-    verb = find_verb(words)
-    return configure(JOBS[verb], read_flags(JOBS[verb].config_class, words[len(verb.split()) :]))
+    job, words = find_job(translate(command))
+    return configure(job, job.read(words))
 
 
 # --- rows, batches, masks -------------------------------------------------------------------------------------------

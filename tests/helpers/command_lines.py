@@ -16,7 +16,8 @@ from domext_ray.commands.main import JOBS
 def load_jobs() -> dict[str, Job[Any]]:
     """Return the job of every file in jobs/, by the file's name; benchmark.py has none."""
     files = sorted(path.stem for path in (REPOSITORY / "jobs").glob("*.py") if path.stem != "benchmark")
-    return {name: JOBS[name.replace("pretrain_", "pretrain ")] for name in files}
+    jobs = {verb.replace(" ", "_"): job for verb, job in JOBS.items()}
+    return {name: jobs[name] for name in files}
 
 
 def read_ray_command(words: Sequence[str]) -> tuple[str, list[str]]:

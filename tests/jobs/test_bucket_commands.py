@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from command_lines import load_jobs
 from conftest import FEW_SENTENCES, REPOSITORY, WORDS
 from object_store import KEYS, make_bucket, put_object
 from test_documents import BLOCKS, DOCUMENTS, list_commands, strip_blocks
 
-from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.commands.main import JOBS, find_job, main
 from domext_ray.config import presets
 from domext_ray.config.options.declare import TEXTS
 from domext_ray.config.options.kinds import list_options
@@ -51,7 +52,7 @@ def unwrap(command: Sequence[str]) -> list[str]:
         words = words[words.index("--") + 1 :] if "--" in words else []
     words = words[2:] if words[:1] == ["sbatch"] else words
     if words[:1] == ["python"] and "jobs/" in words[1]:
-        return [*Path(words[1]).stem.replace("pretrain_", "pretrain ").split(), *words[2:]]
+        return [*load_jobs()[Path(words[1]).stem].verb.split(), *words[2:]]
     return words[1:] if words[:1] == ["domext"] else []
 
 
@@ -66,7 +67,7 @@ def find_commands(folder: Path) -> list[list[str]]:
     spans = [span for path in DOCUMENTS for span in re.findall(r"`--([^`]*)`", strip_blocks(path))]
     for name, *values in (span.split() for span in spans if NAMED.search(span)):
         found.append([*VERBS_OF_OPTIONS.get(name, "pretrain af").split(), f"--{name}", *values])
-    found += [["export_hf", "--run", address] for address in re.findall(r"--run may be (s3://\S+)", "".join(blocks))]
+    found += [["export", "hf", "--run", address] for address in re.findall(r"--run may be (s3://\S+)", "".join(blocks))]
     named = [[NAMED.sub(BUCKET, word) for word in words] for words in found if NAMED.search(" ".join(words))]
     return [*map(list, dict.fromkeys(map(tuple, named)))]
 
@@ -76,7 +77,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     found = find_commands(tmp_path_factory.mktemp("record"))
     shown = {" ".join(words) for words in found}
     assert {f"pretrain af --corpus {BUCKET}/texts/", f"verify {BUCKET}/runs/af/export"} <= shown, shown
-    assert len({find_verb(words) for words in found}) >= 6, "all kinds of commands are among them"
+    assert len({find_job(words)[0].verb for words in found}) >= 6, "all kinds of commands are among them"
     return found
 
 
@@ -94,9 +95,8 @@ def bucket(objects: str) -> str:
 
 def test_each_is_read_and_its_places_are_found(commands: list[list[str]], bucket: str) -> None:
     for words in commands:
-        verb = find_verb(words)
-        job = JOBS[verb]
-        given = job.read(words[len(verb.split()) :])
+        job, rest = find_job(words)
+        given = job.read(rest)
         presets.configure(job.config_class, job.preset, given)
         options, asked = list_options(job.config_class), 0
         for name, setting in given.settings.items():
@@ -111,7 +111,7 @@ def test_each_is_read_and_its_places_are_found(commands: list[list[str]], bucket
 
 def run(words: Sequence[str]) -> None:
     """Run a verb with what makes it small."""
-    main([*words, *SMALL.get(find_verb(words), ())])
+    main([*words, *SMALL.get(find_job(words)[0].verb, ())])
 
 
 def run_file(words: Sequence[str], folder: Path, address: str) -> None:

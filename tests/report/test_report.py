@@ -86,7 +86,7 @@ def test_the_page_needs_no_network_and_shows_everything(written: Path) -> None:
         "5,000 masked tokens of held-out text and 3,940 words of general sentences",
         # what may come next
         "domext finetune --model 'my runs/clinic' --task ner",
-        "domext evaluate_forgetting --models 'base=general-mini,clinic=my runs/clinic'",
+        "domext evaluate forgetting --models 'base=general-mini,clinic=my runs/clinic'",
         "domext_ray.load('my runs/clinic')",
     ):
         assert shown in page.text, shown

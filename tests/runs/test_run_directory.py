@@ -88,7 +88,7 @@ def test_a_config_of_something_else_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_fine_tuned_run_is_no_run_of_pre_training(tmp_path: Path) -> None:
-    run, export = tmp_path / "clinic-ner", JOBS["export_hf"]
+    run, export = tmp_path / "clinic-ner", JOBS["export hf"]
     (run / TRAININGS).mkdir(parents=True)
     write_config(Place(run), FinetuneConfig())
     write_run(Place(run), identity=identity_of(FinetuneConfig()))

@@ -123,7 +123,7 @@ def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
     if is_finetuned(Place(config.against)):
         raise ConfigError(
             f"{named} is a fine-tuned run; give the model that it started from, which is then trained like --model, or "
-            "compare the two runs with domext compare_runs."
+            "compare the two runs with domext compare runs."
         )
     other = open_model(config.against, "--against").load(keep_head=config.keep_head)
     if other.sha256 == start.sha256:

@@ -107,7 +107,7 @@ def read_manifest(folder: Place) -> Manifest:
         elif record.pop("sha256") != hash_values(record):
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
-        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare_corpus.") from error
+        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare corpus.") from error
     except AccessError as error:
         raise AccessError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."

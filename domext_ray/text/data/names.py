@@ -170,7 +170,7 @@ _NO_MODELS = (
     ("bank.json", "it is an adapter bank, whose adapters predict, embed and serve take as {}:NAME"),
     *((pattern, _ADAPTER) for pattern in ("adapter_config.json", "*/adapter_config.json")),
     ("model.onnx", "it holds an ONNX graph, which predict alone takes: give what that was made from"),
-    ("config.yaml", "it is a run without an export: domext export_hf makes one of a run of pre-training"),
+    ("config.yaml", "it is a run without an export: domext export hf makes one of a run of pre-training"),
     (
         "modules.json",
         "it is a model of sentence-transformers: give the folder of its encoder, such as {}/0_Transformer",

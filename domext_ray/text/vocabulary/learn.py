@@ -170,7 +170,7 @@ def _read_made(folder: str, option: str, known: BaseVocabulary) -> list[str]:
     """Read the words of a folder that was made for the same base."""
     extension = load_extension(Path(folder).expanduser())
     if extension is None:
-        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that domext build_vocab made.")
+        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that domext build vocab made.")
     if (extension.base_fingerprint, extension.first_id) != (known.fingerprint, len(known.entries)):
         raise CorpusError(
             f"--{option} {folder!r} was made for --base {extension.base}, whose tokenizer is another than that of "

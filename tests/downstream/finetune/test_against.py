@@ -107,7 +107,7 @@ def test_a_pair_is_one_run_with_a_page(run_dir: Path, config: FinetuneConfig) ->
     summary, pair = read_summary(run_dir), [read_finetuned(Place(run_dir / "against")), read_finetuned(Place(run_dir))]
     assert [each.summary["model"]["name"] for each in pair] == ["other-bert", "tiny-bert"]
     assert pair[0].summary["restarts"]["seeds"] == pair[1].summary["restarts"]["seeds"] == [0, 1]
-    assert [each.name for each in pair] == ["pair/against", "pair"], "what compare_runs calls them"
+    assert [each.name for each in pair] == ["pair/against", "pair"], "what domext compare runs calls them"
     check_comparable(pair)
     difference = compare_finetuned(pair)[1].difference
     found = summary["against"]

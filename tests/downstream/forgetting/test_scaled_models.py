@@ -132,7 +132,7 @@ def list_accuracies(found: Forgetting) -> dict[str, Any]:
 def test_a_scale_is_a_model_of_its_own(
     runs: dict[str, Trained], name: str, tiny_base_folder: Path, general: Path, tmp_path: Path
 ) -> None:
-    """It is the very model that `export_hf --scale` writes; a base that comes first stays as it is."""
+    """It is the very model that `export hf --scale` writes; a base that comes first stays as it is."""
     run, whole, half = runs[name].folder, tmp_path / "whole", tmp_path / "half"
     export_run(Place(run), Place(half), scale=0.5)
     asked = ask(general, tmp_path / "out", 0.5, base=tiny_base_folder, run=run)
