@@ -6,6 +6,7 @@ training examples from which nothing can be learned.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from domext_ray.report.tables import NONE
 
 MAX_SHOWN = 20
 """Labels that a table has rows for; of more, the last row sums up the seldom ones."""
+_FEWEST = 20
+"""Labels of one example each that are too many, if half of what is labelled has such a one."""
 Splits = Mapping[str, tuple[Example, ...]]
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
@@ -70,17 +73,28 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
     notes, warnings = list[str](), list[str]()
     folded = defaultdict[str, list[str]](list)
     for label in labels:
-        folded[label.casefold()].append(label)
+        folded[_fold(label)].append(label)
     for same in folded.values():
         if len(same) > 1:
-            names = f"{', '.join(map(repr, same[:-1]))} and {same[-1]!r}"
-            warnings.append(f"The labels {names} differ in case alone; they are {len(same)} labels here.")
+            *others, last = map(_show_label, same)
+            how = "differ in case alone" if len({*map(str.casefold, same)}) == 1 else "look alike"
+            warnings.append(f"The labels {', '.join(others)} and {last} {how}; they are {len(same)} labels here.")
+    known = Counter(label for example in splits.get("train", ()) for label in example.list_labels())
+    num_single = sum(number == 1 for number in known.values())
+    if num_single >= max(_FEWEST, known.total() / 2):
+        warnings.append(
+            f"{num_single:,} of {len(known):,} labels of train have one example each; is it the right column? "
+            "(Numbers are for --task regression.)"
+        )
     for split, examples in splits.items():
         if not examples:
             continue
         if split != "train":
             warnings += _find_absent(split, examples)
             held = {label for example in examples for label in example.list_labels()}
+            if held and known and held.isdisjoint(known):
+                own, theirs = (", ".join(map(_show_label, sorted(each)[:3])) for each in (held, known))
+                warnings.append(f"No label of {split} ({own}) is one of train ({theirs}), so its figures say nothing.")
             missing = [label for label in labels if label not in held]
             if held and missing:
                 shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
@@ -89,16 +103,24 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
     return notes, warnings
 
 
+def _fold(label: str) -> str:
+    """What two labels that look alike have in common."""
+    shown = "".join(char for char in unicodedata.normalize("NFKC", label) if unicodedata.category(char) != "Cf")
+    return " ".join(shown.casefold().split())
+
+
+def _show_label(label: str) -> str:
+    return repr(label) if unicodedata.is_normalized("NFC", label) else ascii(label)
+
+
 def _find_absent(split: str, examples: Sequence[Example]) -> list[str]:
-    """Say that a split to be scored has no gold at all."""
+    """Say that a split to be scored has no gold at all, or that all of it has the same."""
     first, says_nothing = examples[0], "so its figures say nothing"
-    if first.number is not None:
-        has_one = len({example.number for example in examples}) == 1 and len(examples) > 1
-        return [f"All {len(examples):,} values of {split} are {first.number:g}, {says_nothing}."] if has_one else []
-    if first.gold_names is None or any(example.has_gold for example in examples):
-        return []
-    noun, plural = first.gold_names
-    return [f"None of the {len(examples):,} {plural} of {split} has {add_article(noun)}, {says_nothing}."]
+    if first.gold_names is not None and not any(example.has_gold for example in examples):
+        noun, plural = first.gold_names
+        return [f"None of the {len(examples):,} {plural} of {split} has {add_article(noun)}, {says_nothing}."]
+    is_same = bool(first.verdict) and len(examples) > 1 and len({example.verdict for example in examples}) == 1
+    return [f"All {len(examples):,} examples of {split} have the {first.verdict}, {says_nothing}."] if is_same else []
 
 
 def _find_contradictions(split: str, examples: Sequence[Example]) -> list[str]:

@@ -35,6 +35,10 @@ from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.splits import find_file, find_split_files, read_splits
 
+_NONE = ("nan", "null", "<na>", "#n/a")
+"""What pandas, databases and Excel write where there is nothing."""
+_FEWEST_SHARED = 5
+"""Examples that two splits have are told as a warning if they are so many at least, and half of one."""
 MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""
 
@@ -50,7 +54,6 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
     side = _read_side(description)
     read = read_splits(description, issues, side)
     splits, notes = cut_splits(read, description, issues.list_notes())
-    warnings = tuple(issues.warnings)
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {description.data} has no example.")
     family.check_set(splits, side, issues)
@@ -64,7 +67,8 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
     if not splits["train"]:
         raise _lacks_split("train", splits, description, issues.list_notes(sources))
     found, told = find_oddities(splits, labels)
-    warnings = (*warnings, *told)
+    shared, copied = _count_shared(splits)
+    warnings = (*issues.warnings, *copied, *told)
     return LabelledSet(
         description.name,
         splits["train"],
@@ -73,7 +77,7 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
         labels,
         description.negative_label,
         side if family.side_file == "catalogue" else (),
-        (*notes, *issues.list_notes(sources), *_count_shared(splits), *found, *warnings),
+        (*notes, *issues.list_notes(sources), *shared, *found, *warnings),
         description.positive_label,
         description.marks,
         description.rule,
@@ -193,13 +197,20 @@ def _lacks_split(split: str, splits: Splits, description: SetDescription, notes:
     )
 
 
-def _count_shared(splits: Splits) -> list[str]:
-    """Say how many examples of dev and test are also in train, or test in dev: their scores are too good."""
-    notes = []
+def _count_shared(splits: Splits) -> tuple[list[str], list[str]]:
+    """Say how many examples of dev and test are also in train, or test in dev: their scores are too good.
+
+    Returned are notes, and warnings where that is half of a split which has a file of its own.
+    """
+    notes, warnings = list[str](), list[str]()
     for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
         if shared := list_shared(splits, held_out, seen):
-            notes.append(f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}.")
-    return notes
+            is_copy = splits[held_out][0].path != splits[seen][0].path
+            is_most = len(shared) >= max(_FEWEST_SHARED, len(splits[held_out]) / 2)
+            (warnings if is_copy and is_most else notes).append(
+                f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}."
+            )
+    return notes, warnings
 
 
 def _find_labels(
@@ -217,6 +228,12 @@ def _find_labels(
                 raise CorpusError(
                     f"{source} has the label {label!r}; labels in {description.where} has {', '.join(declared)} only."
                 )
+    for label, source in {**first_places["dev"], **first_places["train"]}.items():
+        if not declared and label.casefold() in _NONE:
+            issues.warn(
+                f"{source} has the label {label!r}, as programs write where there is none; empty such cells, or name "
+                f"the labels in {description.yaml} if it is one."
+            )
     for split in ("dev", "test"):
         for label, source in sorted(first_places[split].items()):
             if label not in first_places["train"]:

@@ -100,13 +100,6 @@ def test_a_plan_tells_labels(tmp_path: Path) -> None:
 
 ODD: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], str]] = [
     (
-        "classification",
-        [{"text": "a", "label": "Good"}, {"text": "b", "label": "good"}],
-        [{"text": "c", "label": "Good"}, {"text": "d", "label": "good"}],
-        {},
-        "The labels 'Good' and 'good' differ in case alone; they are 2 labels here.",
-    ),
-    (
         "ner",
         [{"text": "iron", "entities": [[0, 4, "M"]]}],
         [{"text": "so", "entities": []}],
@@ -132,8 +125,35 @@ ODD: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], dict[str, Any],
         [{"text": "a", "score": 1}],
         [{"text": "b", "score": -1}, {"text": "c", "score": -1}],
         {},
-        "All 2 values of dev are -1, so its figures say nothing.",
+        "All 2 examples of dev have the value -1, so its figures say nothing.",
     ),
+    (
+        "classification",
+        [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}],
+        [{"text": "c", "label": "x"}, {"text": "d", "label": "x"}],
+        {},
+        "All 2 examples of dev have the label 'x', so its figures say nothing.",
+    ),
+    (
+        "classification",
+        [{"text": "a", "label": 0}, {"text": "b", "label": 1}],
+        [{"text": "c", "label": "no"}, {"text": "d", "label": "yes"}],
+        {},
+        "No label of dev ('no', 'yes') is one of train ('0', '1'), so its figures say nothing.",
+    ),
+    (
+        "classification",
+        [{"text": f"a {i}", "label": f"{i / 8}"} for i in range(20)],
+        [{"text": "c", "label": "0.125"}, {"text": "d", "label": "0.25"}],
+        {},
+        "20 of 20 labels of train have one example each; is it the right column? (Numbers are for --task regression.)",
+    ),
+]
+ALIKE = [
+    (("Caf\u00e9", "Cafe\u0301"), "'Cafe\\u0301' and 'Café' look alike"),
+    (("very bad", "very  bad"), "'very  bad' and 'very bad' look alike"),
+    (("bad", "bad\u200d"), "'bad' and 'bad\\u200d' look alike"),
+    (("Bad", "bad"), "'Bad' and 'bad' differ in case alone"),
 ]
 
 
@@ -141,6 +161,34 @@ def test_what_is_odd_is_heard_before_training(tmp_path: Path) -> None:
     for i, (task, train, dev, values, sentence) in enumerate(ODD):
         files: dict[str, str | bytes] = {"train.jsonl": dump_lines(train), "dev.jsonl": dump_lines(dev)}
         assert load(tmp_path / str(i), task, files, **values).warnings == (sentence,)
+
+
+def test_labels_that_look_alike_are_told(tmp_path: Path) -> None:
+    for i, (labels, said) in enumerate(ALIKE):
+        made = _load_rows(tmp_path / str(i), "classification", [{"text": x, "label": x} for x in labels])
+        assert made.warnings == (f"The labels {said}; they are 2 labels here.",)
+        assert len(made.labels) == 2
+
+
+def test_a_label_that_says_there_is_none_is_told(tmp_path: Path) -> None:
+    table: dict[str, str | bytes] = {"train.csv": "text,label\na,nan\nb,none\nc,x\n"}
+    assert load(tmp_path, "classification", table).warnings == (
+        f"{tmp_path}/train.csv:2 has the label 'nan', as programs write where there is none; empty such cells, or name "
+        "the labels in a YAML file that describes the set if it is one.",
+    )
+    assert not load(tmp_path, "classification", table, labels=("nan", "none", "x")).warnings
+
+
+def test_a_split_that_is_another_is_told(tmp_path: Path) -> None:
+    """A few examples in two splits are a note."""
+    rows = [{"text": f"a {i}", "label": "xy"[i % 2]} for i in range(20)]
+    dev: dict[str, str | bytes] = {"train.jsonl": dump_lines(rows), "dev.jsonl": dump_lines(rows[:10])}
+    (said,) = load(tmp_path, "classification", dev).warnings
+    assert said.startswith("10 x dev example that is in train too: ")
+    others = [{"text": f"b {i}", "label": "xy"[i % 2]} for i in range(20)]
+    dev["dev.jsonl"] = dump_lines([*rows[:5], *others])
+    made = load(tmp_path, "classification", dev)
+    assert not made.warnings and made.notes[0].startswith("5 x dev example that is in train too: ")
 
 
 def test_rows_of_one_text_that_contradict_are_told(tmp_path: Path) -> None:

@@ -262,6 +262,7 @@ def test_labels_that_train_has_not(tmp_path: Path) -> None:
         f"1 x label 'Y' of dev kept: it is not in train ({tmp_path}/dev.tsv:3).",
         f"1 x label 'Z' of test kept: it is not in train ({tmp_path}/test.tsv:3).",
         "The test has no example of 2 of 2 labels ('X', 'Y').",
+        "No label of test ('Z') is one of train ('X'), so its figures say nothing.",
     )
     assert refuse(tmp_path, "ner", {}, strict=True).startswith("dev.tsv:3: the label 'Y' of dev is not in train")
     assert load(tmp_path, "ner", {}, labels=("Z", "Y", "X", "W")).labels == ("Z", "Y", "X", "W")
