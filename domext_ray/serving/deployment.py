@@ -23,11 +23,10 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.progress import quiet_libraries
 from domext_ray.runtime.device import PREDICTION, prepare_device
 from domext_ray.runtime.ray_private import close_replica_port
-from domext_ray.serving.access import find_environment_token
 from domext_ray.serving.app import make_app
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
-from domext_ray.serving.guard import RequestGuard
+from domext_ray.serving.guard import RequestGuard, find_environment_token, hash_token
 from domext_ray.serving.served_model import open_served
 from domext_ray.serving.service import LostReplicaError, Service
 
@@ -147,4 +146,4 @@ def build_service(args: dict[str, Any]) -> serve.Application:
         ConfigError: an option is wrong, or there is no token.
     """
     config = from_dict(ServeConfig, args)
-    return build_application(config, find_environment_token(), on_gpu=config.scale.use_gpu is True)
+    return build_application(config, hash_token(find_environment_token()), on_gpu=config.scale.use_gpu is True)

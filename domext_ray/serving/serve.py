@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatusOverview, LoggingConfig
+from ray.serve.schema import ApplicationStatusOverview, LoggingConfig, ReplicaState
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.pretrain import SettledConfig
@@ -23,8 +25,9 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
 from domext_ray.models.source import Run, open_model
-from domext_ray.progress import StatusLine, quiet_libraries
+from domext_ray.progress import StatusLine, format_seconds, quiet_libraries
 from domext_ray.runs.run_directory import read_config
+from domext_ray.runtime.machine import find_address
 from domext_ray.runtime.ray_cluster import (
     ask_waiting,
     describe_hold,
@@ -39,9 +42,9 @@ from domext_ray.runtime.ray_cluster import (
 from domext_ray.runtime.ray_private import close_replica_port, find_serve_options, wait_for_proxies
 from domext_ray.runtime.stopping import Stopped, find_kill_timer, name_stop, signal_name
 from domext_ray.runtime.waiting import RoomTimer, StallTimer
-from domext_ray.serving.access import find_token
 from domext_ray.serving.catalogue import Catalogue
-from domext_ray.serving.deployment import APP, build_application
+from domext_ray.serving.deployment import APP, Encoder, build_application
+from domext_ray.serving.guard import find_token, hash_token
 from domext_ray.serving.served_model import find_single_model, name_adapter, open_served
 from domext_ray.storage import Place
 
@@ -53,6 +56,7 @@ TOKEN_FOLDER = Path("~/.domext")
 
 def run_serving(config: ServeConfig) -> None:
     """Serve until a signal comes: `Stopped` says what became of the open requests."""
+    StatusLine().keep(f"opening {f'the bank {config.bank}' if config.bank else config.model}")
     with place_bank(config) as placed:
         print(describe_served(check_served(placed)), flush=True)
         if config.dry_run:
@@ -116,8 +120,10 @@ def describe_served(catalogue: Catalogue) -> str:
 def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
     """Serve while the block runs; yields what to tell the user. At its end open requests are answered first.
 
-    `model` is what the user gave, where `place_bank` made the bank of it.
+    `model` is what the user gave, where `place_bank` made the bank of it. The token is in the address that a terminal
+    shows, for whoever sits there opens the page with it, and not where that would be a log.
     """
+    StatusLine().keep(f"{'connecting to' if find_address() else 'starting'} Ray")
     os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
     start_ray(config.scale.wait_seconds)
     close_replica_port()  # here, too: a version of Ray in which it cannot be done is refused before anything starts
@@ -127,7 +133,7 @@ def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
     on_gpu = config.scale.use_gpu is True
     _check_room(config, on_gpu=on_gpu)
     own = TOKEN_FOLDER.expanduser() / f"serve-token-{socket.gethostname()}-{config.port}"
-    token_sha256, source = find_token(config.token_file, own)
+    token, source = find_token(config.token_file, own)
     with quiet_libraries():
         serve.start(
             proxy_location="HeadOnly",
@@ -135,35 +141,41 @@ def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
             logging_config=_LOGGING,
         )
     try:
-        application = build_application(config, token_sha256, on_gpu=on_gpu)
+        application = build_application(config, hash_token(token), on_gpu=on_gpu)
         target = serve.RunTarget(application, name=APP, route_prefix="/", logging_config=_LOGGING)
         try:
             with quiet_libraries():
                 serve.run_many([target], wait_for_applications_running=False)  # Serve would wait for ever
-                _wait_for_replicas()
+                _wait_for_replicas(config.replicas)
                 wait_for_proxies()
         except RayServeException as error:  # of the controller: another application has the prefix
             reason = " ".join(str(getattr(error, "cause", error)).split())
             raise ConfigError(f"this cluster's Ray Serve does not take the application: {reason}") from error
-        yield f"serving at {_show_address(config.host, config.port)} (token: {source}); {name_stop()} ends it"
+        address = show_address(config.host, config.port, token if sys.stdout.isatty() else "")
+        yield f"serving at {address} (token: {source}); {name_stop()} ends it"
     finally:
         with contextlib.suppress(RayError), quiet_libraries():
             serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
 
 
-def _wait_for_replicas() -> None:
-    """Wait until all of the application runs, saying what keeps it from that."""
-    stall, room = StallTimer(StatusLine(), describe_waiting), RoomTimer(ask_waiting)
-    while not _is_running():
-        stall.look("starting the replicas")
-        room.check("starting the replicas")
-        time.sleep(LOOK_SECONDS)
-
-
-def _is_running() -> bool:
-    found = serve.status().applications[APP]
-    _check_status(found)
-    return bool(found.status == "RUNNING")
+def _wait_for_replicas(number: int) -> None:
+    """Wait until all of the application runs, saying how much of it does, and what keeps it from that."""
+    line, num_ready = StatusLine(), 0
+    stall, room = StallTimer(line, describe_waiting), RoomTimer(ask_waiting)
+    try:
+        while (found := serve.status().applications[APP]).status != "RUNNING":
+            _check_status(found)
+            encoder = found.deployments.get(Encoder.__name__)
+            before, num_ready = num_ready, encoder.replica_states.get(ReplicaState.RUNNING, 0) if encoder else 0
+            if num_ready != before:
+                stall.note_move()
+            seconds = format_seconds(line.seconds)
+            line.show(f"loading the model on {number} replica{'s' * (number > 1)}: {num_ready} ready, {seconds}")
+            stall.look("starting the replicas")
+            room.check("starting the replicas")
+            time.sleep(LOOK_SECONDS)
+    finally:
+        line.end()
 
 
 def _check_status(found: ApplicationStatusOverview) -> None:
@@ -179,7 +191,7 @@ _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 def _check_serve(config: ServeConfig) -> None:
     """Refuse what Serve would not, or try again and again: another's application, an address that is not to be had."""
     if (options := find_serve_options()) is not None:
-        running = _show_address(options.host, options.port)
+        running = show_address(options.host, options.port)
         if APP in serve.status().applications:
             raise ConfigError(
                 f"this cluster's Ray Serve has an application {APP!r} at {running} already, which would be replaced; "
@@ -230,9 +242,11 @@ def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
         )
 
 
-def _show_address(host: str, port: int) -> str:
+def show_address(host: str, port: int, token: str = "") -> str:
+    """Return an address that this machine can open; a token is in its fragment, which a browser sends nowhere."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every network of this machine: this machine
-    return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"http://{shown}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")
 
 
 def _wait(config: ServeConfig) -> None:

@@ -13,11 +13,10 @@ from starlette.testclient import TestClient
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import LimitConfig, ServeConfig
-from domext_ray.serving.access import hash_token
 from domext_ray.serving.app import make_app
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
-from domext_ray.serving.guard import RequestGuard
+from domext_ray.serving.guard import RequestGuard, hash_token
 from domext_ray.serving.served_model import ServedBank, ServedModel
 from domext_ray.serving.service import LostReplicaError, Service
 

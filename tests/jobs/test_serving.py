@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,6 +247,8 @@ def test_the_end_waits_for_open_requests(server: Server) -> None:
     for thread in threads:
         thread.join()
     assert said.endswith("stopped by SIGTERM; all requests were answered.\n")
+    stages = ["opening the bank ", "starting Ray\n", "loading the model on 2 replicas: 0 ready, 0:0", "serving at http"]
+    assert re.findall("|".join(stages), said) == stages
     assert "Traceback" not in said and TOKEN not in said and TEXTS[0] not in said
     assert set(answers) <= {200, 503} and 200 in answers
 
@@ -280,7 +283,9 @@ def test_mistakes_end_in_one_sentence(bank: AdapterBank, tmp_path: Path) -> None
         (["--bank", str(bank.folder), "--max_length", "1000"], "--max_length is 1000; the base has 128 positions"),
     ):
         ended = call_job("serve", *options)
-        assert ended.code == 2 and sentence in ended.err and ended.err.count("\n") == 1
+        *stages, error = ended.err.splitlines()
+        assert ended.code == 2 and sentence in error
+        assert [stage.split()[0] for stage in stages] == ["opening", "starting"][: len(stages)], ended.err
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -311,9 +316,11 @@ def test_a_serve_that_runs_already_stays_as_it_is(
         serve.run(Other.bind(), name="other", route_prefix="/")
         assert 'Prefix / is being used by application "other"' in refuse(config)
         serve.delete("other")
-        with serving.start_serving(config) as said:
-            assert said.startswith(f"serving at http://127.0.0.1:{port}/ (token: {tmp_path}/serve-token-")
+        terminal = os.fdopen(os.openpty()[1], "w")
+        with terminal, contextlib.redirect_stdout(terminal), serving.start_serving(config) as said:
             kept = [path.read_text() for path in tmp_path.iterdir()]
+            address = f"http://127.0.0.1:{port}/#token={kept[0].strip()}"
+            assert said.startswith(f"serving at {address} (token: {tmp_path}/serve-token-")
             assert f"has an application 'domext' at http://127.0.0.1:{port}/ already" in refuse(config)
             assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS).status_code == 200
             assert [path.read_text() for path in tmp_path.iterdir()] == kept

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from domext_ray.errors import ConfigError
-from domext_ray.serving.access import find_token, hash_token, is_token
-from domext_ray.serving.serve import _show_address
+from domext_ray.serving.guard import find_token, hash_token, is_token
+from domext_ray.serving.serve import show_address
 
 TOKEN = "a-token-of-some-length"
 
@@ -30,21 +30,19 @@ def test_a_new_token_is_in_a_file_of_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "private" / "serve-token"
     file.parent.mkdir()
     file.write_text("of an earlier start")
-    token_sha256, place = find_token("", file)
-    path = Path(place)
-    token = path.read_text().strip()
-    assert hash_token(token) == token_sha256 and len(token) > 40
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert place == str(file) and find_token("", file)[0] != token_sha256
+    token, place = find_token("", file)
+    assert place == str(file) and file.read_text().strip() == token and len(token) > 40
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert find_token("", file)[0] != token
 
 
 def test_a_token_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    assert find_token(str(file), tmp_path) == (hash_token(TOKEN), str(file))
+    assert find_token(str(file), tmp_path) == (TOKEN, str(file))
     monkeypatch.setenv("DOMEXT_SERVE_TOKEN", f"{TOKEN}2")
-    assert find_token("", tmp_path) == (hash_token(f"{TOKEN}2"), "DOMEXT_SERVE_TOKEN of this environment")
-    assert find_token(str(file), tmp_path)[0] == hash_token(TOKEN)
+    assert find_token("", tmp_path) == (f"{TOKEN}2", "DOMEXT_SERVE_TOKEN of this environment")
+    assert find_token(str(file), tmp_path)[0] == TOKEN
 
 
 def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -66,4 +64,5 @@ def test_an_address_is_one_that_this_machine_can_open() -> None:
         ("10.0.0.7", "10.0.0.7"),
         ("localhost", "localhost"),
     ):
-        assert _show_address(host, 8000) == f"http://{shown}:8000/"
+        assert show_address(host, 8000) == f"http://{shown}:8000/"
+        assert show_address(host, 8000, "a+b#c%20&d") == f"http://{shown}:8000/#token=a%2Bb%23c%2520%26d"
