@@ -1,4 +1,4 @@
-"""What is asked of a text: one class per endpoint. A text becomes rows; the rows' outcomes become its answer.
+"""What is asked of a text: one class per endpoint. A text, or a pair, becomes rows; their outcomes its answer.
 
 Answers have the fields of the predictions that `domext predict` writes, and the name of the adapter.
 """
@@ -6,7 +6,7 @@ Answers have the fields of the predictions that `domext predict` writes, and the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -37,30 +37,55 @@ class TextRequest(BaseModel):
         None, description="for all texts, or for each: a name, __base__, or auto (routers choose)"
     )
 
+    def list_records(self) -> list[dict[str, str]]:
+        """Return what is asked of each text, with the fields of the records that `domext predict` reads."""
+        return [{"text": text} for text in list_values(self.inputs)]
+
 
 class EntitiesRequest(TextRequest):
     """Texts of any length: long ones are read in windows."""
 
 
-class ClassifyRequest(TextRequest):
-    """Texts to classify."""
+class ShortTextRequest(TextRequest):
+    """Texts that a row must hold."""
 
     truncate: bool = Field(False, description="cut texts that are too long, instead of refusing them (413)")
 
 
-class FillMaskRequest(ClassifyRequest):
+class ClassifyRequest(ShortTextRequest):
+    """Texts, or pairs of texts, to classify."""
+
+    pairs: str | list[str] | None = Field(None, description="the second text of each, for a model that reads pairs")
+
+    def list_records(self) -> list[dict[str, str]]:
+        """Return the texts with their second ones, as "pair"; see `TextRequest.list_records`."""
+        records = super().list_records()
+        if self.pairs is None:
+            return records
+        pairs = list_values(self.pairs)
+        if len(pairs) != len(records):
+            raise RefusedError(422, f"pairs has {len(pairs)} texts and inputs {len(records)}; give one for each.")
+        return [{**record, "pair": pair} for record, pair in zip(records, pairs, strict=True)]
+
+
+class FillMaskRequest(ShortTextRequest):
     """Texts with [MASK]."""
 
     top_k: int = Field(5, ge=1, le=100, description="words in the place of each mask")
 
 
-class EmbedRequest(ClassifyRequest):
+class EmbedRequest(ShortTextRequest):
     """Texts to embed."""
 
     pooling: PoolingChoice = Field(
         "auto", description="mean of all tokens, or the first one; auto: as the adapter learned it"
     )
     normalize: bool = Field(False, description="vectors of length 1")
+
+
+def list_values(given: str | list[str] | None) -> list[str]:
+    """Return what a request has of something of which it may have one, several or none."""
+    return [given] if isinstance(given, str) else given or []
 
 
 class RefusedError(HTTPException):
@@ -115,8 +140,8 @@ class Endpoint(ABC, Generic[RequestT]):
         return adapter.architecture in self.architectures
 
     @abstractmethod
-    def ask(self, text: str, adapter: ServedAdapter, request: RequestT) -> EncodedText:
-        """Make the rows of a text, or raise a FaultyTextError."""
+    def ask(self, record: Mapping[str, str], adapter: ServedAdapter, request: RequestT) -> EncodedText:
+        """Make the rows of a record, or raise a FaultyTextError."""
 
     @abstractmethod
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:
@@ -156,8 +181,9 @@ class FillMask(Endpoint[FillMaskRequest]):
         """Whether an adapter can answer; the base may have no masked-LM head."""
         return super().takes(adapter) and (adapter is not self.catalogue.base or self.catalogue.has_words)
 
-    def ask(self, text: str, adapter: ServedAdapter, request: FillMaskRequest) -> EncodedText:
+    def ask(self, record: Mapping[str, str], adapter: ServedAdapter, request: FillMaskRequest) -> EncodedText:
         """Make one row; see `Endpoint.ask`."""
+        text = record["text"]
         spans = self.codec.find(text)
         if not spans:
             raise FaultyTextError(422, f"has no {MASK}; write {MASK} where a word is to be filled in.")
@@ -183,9 +209,9 @@ class Embed(Endpoint[EmbedRequest]):
     name, request, architectures = "embed", EmbedRequest, tuple(ARCHITECTURES)
     nothing: ClassVar[dict[str, Any]] = {"embedding": None}
 
-    def ask(self, text: str, adapter: ServedAdapter, request: EmbedRequest) -> EncodedText:
+    def ask(self, record: Mapping[str, str], adapter: ServedAdapter, request: EmbedRequest) -> EncodedText:
         """Make one row; see `Endpoint.ask`."""
-        ids, truncated = self.cut(self.encode(text), request.truncate)
+        ids, truncated = self.cut(self.encode(record["text"]), request.truncate)
         joined, types = self.template.join(ids)
         pooling = adapter.pooling if request.pooling == "auto" else request.pooling
         return EncodedText(adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, pooling),), truncated)
@@ -201,19 +227,19 @@ class Embed(Endpoint[EmbedRequest]):
 class _TaskEndpoint(Endpoint[RequestT]):
     """What an adapter's own task makes of a text."""
 
-    def ask(self, text: str, adapter: ServedAdapter, request: RequestT) -> EncodedText:
+    def ask(self, record: Mapping[str, str], adapter: ServedAdapter, request: RequestT) -> EncodedText:
         """Make the task's rows; see `Endpoint.ask`."""
         task = cast(Task, adapter.task)
-        example = make_example(adapter.family, {"text": text}, "the text", task.state)
+        example = make_example(adapter.family, record, "the text", task.state)
         rows = task.encode([example], is_training=False)
         task.notes.clear()  # on odd texts; a server would keep them for ever
         own = tuple(
             ServedRow(adapter.name, adapter.sha256, row.input_ids, row.token_type_ids, "labels") for row in rows
         )
-        return EncodedText(adapter, own, self.check(text, task, request), (example, rows))
+        return EncodedText(adapter, own, self.check(record, task, request), (example, rows))
 
-    def check(self, text: str, task: Task, request: RequestT) -> bool:
-        """Return whether the task cuts the text; refuse one that may not be cut. Default: it makes windows."""
+    def check(self, record: Mapping[str, str], task: Task, request: RequestT) -> bool:
+        """Return whether the task cuts the record; refuse one that may not be cut. Default: it makes windows."""
         return False
 
     def say_nothing(self) -> dict[str, Any]:
@@ -238,17 +264,23 @@ class Entities(_TaskEndpoint[EntitiesRequest]):
 
 
 class Classify(_TaskEndpoint[ClassifyRequest]):
-    """The label of each text, or those above their threshold, with the probabilities of all; or its value."""
+    """The label of each text or pair, or those above their threshold, with the probabilities of all; or its value."""
 
     name, request, architectures = "classify", ClassifyRequest, (SEQUENCES,)
     nothing: ClassVar[dict[str, Any]] = {"label": None, "labels": [], "probabilities": {}, "value": None}
 
-    def check(self, text: str, task: Task, request: ClassifyRequest) -> bool:
-        """Refuse a text that the task would cut, unless it may; see `_TaskEndpoint.check`."""
-        if task.options.long_texts == "windows":
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self.pair_template = read_template(catalogue.tokenizer, pair=True)
+
+    def check(self, record: Mapping[str, str], task: Task, request: ClassifyRequest) -> bool:
+        """Refuse a text, or a pair, that the task would cut, unless it may; see `_TaskEndpoint.check`."""
+        is_pair = "pair" in record
+        if task.options.long_texts == "windows" and not is_pair:
             return False
-        room = task.options.max_length - self.template.num_special
-        return self.check_length(len(self.encode(text)), room, "the adapter", request.truncate)
+        room = task.options.max_length - (self.pair_template if is_pair else self.template).num_special
+        num_tokens = sum(len(self.encode(text)) for text in record.values())
+        return self.check_length(num_tokens, room, "the adapter", request.truncate)
 
 
 ENDPOINTS: tuple[type[Endpoint[Any]], ...] = (FillMask, Classify, Entities, Embed)

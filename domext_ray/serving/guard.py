@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RequestGuard:
-    """An ASGI application around another one.
+    """An ASGI application around another one: FastAPI reads a body before it asks its own guards, such as HTTPBearer.
 
     `paths` are those by which answers are counted: clients may not make new ones up.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,15 @@ from domext_ray.errors import DomextError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
 from domext_ray.serving.catalogue import Catalogue
-from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, FaultyTextError, RefusedError, TextRequest
+from domext_ray.serving.endpoints import (
+    ENDPOINTS,
+    EncodedText,
+    Endpoint,
+    FaultyTextError,
+    RefusedError,
+    TextRequest,
+    list_values,
+)
 from domext_ray.serving.engine import Outcome, ServedRow
 from domext_ray.serving.served_model import ServedAdapter
 from domext_ray.text.data.files import part_words
@@ -38,12 +46,12 @@ class LostReplicaError(Exception):
 
 
 @contextlib.contextmanager
-def _name_text(number: int, total: int) -> Iterator[None]:
-    """Refuse a request for a text of it that cannot be answered, and say which one that is."""
+def _name_text(number: int, total: int, part: str) -> Iterator[None]:
+    """Refuse a request for a part of it, a "text" or a "pair", that cannot be answered, and say which one that is."""
     try:
         yield
     except FaultyTextError as error:
-        name = "a text" if total == 1 else f"text {number} of {total}, counted from 1,"
+        name = f"a {part}" if total == 1 else f"{part} {number} of {total}, counted from 1,"
         raise RefusedError(error.status, f"{name} {error}") from error
 
 
@@ -111,15 +119,15 @@ class Service:
 
     async def predict(self, endpoint: Endpoint[Any], request: TextRequest) -> tuple[list[dict[str, Any]], str]:
         """Return an answer per text, in order, and what metrics call the request's adapter; or raise a RefusedError."""
-        texts = [*map(part_words, [request.inputs] if isinstance(request.inputs, str) else request.inputs)]
-        names = [request.adapter] if isinstance(request.adapter, str) else request.adapter or []
-        self._check_texts(texts)
+        records = [{part: part_words(text) for part, text in record.items()} for record in request.list_records()]
+        names = list_values(request.adapter)
+        self._check_texts(records)
         await self.look(names)
-        adapters = self._complete_names(texts, names)
-        if sum(map(len, texts)) > THREAD_CHARACTERS:
-            encoded = await asyncio.to_thread(self._encode, endpoint, texts, adapters, request)
+        adapters = self._complete_names(len(records), names)
+        if sum(len(text) for record in records for text in record.values()) > THREAD_CHARACTERS:
+            encoded = await asyncio.to_thread(self._encode, endpoint, records, adapters, request)
         else:
-            encoded = self._encode(endpoint, texts, adapters, request)
+            encoded = self._encode(endpoint, records, adapters, request)
         outcomes = await self._compute([row for text in encoded if text is not None for row in text.rows])
         answers, first = [], 0
         for text in encoded:
@@ -143,24 +151,27 @@ class Service:
             except DomextError:  # storage that does not answer; what was read goes on
                 _LOG.exception("the bank cannot be looked at")
 
-    def _check_texts(self, texts: Sequence[str]) -> None:
+    def _check_texts(self, records: Sequence[Mapping[str, str]]) -> None:
         limit = self.config.limit
-        if not texts:
+        if not records:
             raise RefusedError(422, "inputs has no text; give at least one.")
-        if len(texts) > limit.texts:
-            raise RefusedError(413, f"inputs has {len(texts):,} texts; give {limit.texts:,} at most in a request.")
-        for number, text in enumerate(texts, 1):
-            with _name_text(number, len(texts)):
-                if len(text) > limit.characters:
-                    raise FaultyTextError(
-                        413, f"has {len(text):,} characters; give texts of {limit.characters:,} at most."
-                    )
-                if not text.strip():
-                    raise FaultyTextError(422, "is empty; give texts that have some words.")
-                if has_half_pair(text):
-                    raise FaultyTextError(422, "has half a surrogate pair; give text that UTF-8 can hold.")
+        if len(records) > limit.texts:
+            raise RefusedError(413, f"inputs has {len(records):,} texts; give {limit.texts:,} at most in a request.")
+        for number, record in enumerate(records, 1):
+            for part, text in record.items():
+                with _name_text(number, len(records), part):
+                    self._check_text(text)
 
-    def _complete_names(self, texts: Sequence[str], adapters: Sequence[str]) -> Sequence[str]:
+    def _check_text(self, text: str) -> None:
+        longest = self.config.limit.characters
+        if len(text) > longest:
+            raise FaultyTextError(413, f"has {len(text):,} characters; give texts of {longest:,} at most.")
+        if not text.strip():
+            raise FaultyTextError(422, "is empty; give texts that have some words.")
+        if has_half_pair(text):
+            raise FaultyTextError(422, "has half a surrogate pair; give text that UTF-8 can hold.")
+
+    def _complete_names(self, num_texts: int, adapters: Sequence[str]) -> Sequence[str]:
         """Return a name for each text."""
         if not adapters:
             names = self.catalogue.names()
@@ -168,22 +179,26 @@ class Service:
                 raise RefusedError(422, f"adapter is missing; give {self._list_choices()}.")
             adapters = names
         if len(adapters) == 1:
-            return [adapters[0]] * len(texts)
-        if len(adapters) != len(texts):
+            return [adapters[0]] * num_texts
+        if len(adapters) != num_texts:
             raise RefusedError(
-                422, f"adapter has {len(adapters)} names and inputs {len(texts)} texts; give a name for each, or one."
+                422, f"adapter has {len(adapters)} names and inputs {num_texts} texts; give a name for each, or one."
             )
         return adapters
 
     def _encode(
-        self, endpoint: Endpoint[Any], texts: Sequence[str], names: Sequence[str], request: TextRequest
+        self,
+        endpoint: Endpoint[Any],
+        records: Sequence[Mapping[str, str]],
+        names: Sequence[str],
+        request: TextRequest,
     ) -> list[EncodedText | None]:
         """Make the rows of all texts; None for one that no router knows and the base cannot answer."""
         encoded: list[EncodedText | None] = []
-        for number, (text, name) in enumerate(zip(texts, names, strict=True), 1):
-            adapter = self._find(endpoint, name, text)
-            with _name_text(number, len(texts)):
-                encoded.append(endpoint.ask(text, adapter, request) if endpoint.takes(adapter) else None)
+        for number, (record, name) in enumerate(zip(records, names, strict=True), 1):
+            adapter = self._find(endpoint, name, " ".join(record.values()))
+            with _name_text(number, len(records), "pair" if "pair" in record else "text"):
+                encoded.append(endpoint.ask(record, adapter, request) if endpoint.takes(adapter) else None)
         return encoded
 
     def _find(self, endpoint: Endpoint[Any], name: str, text: str) -> ServedAdapter:

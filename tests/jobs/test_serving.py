@@ -190,41 +190,64 @@ def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: S
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at the page with")
 def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
+    def choose(name: str, question: str = "") -> None:
+        browser.run(
+            "(() => { const select = document.getElementById('adapter');"
+            f"select.value = [...select.options].findIndex(each => each.text === '{name}');"
+            "select.dispatchEvent(new Event('change')); })()"
+        )
+        if question:
+            browser.run(f"document.querySelector('#kinds input[value={question}]').click()")
+
+    def ask(text: str, second: str = "") -> list[str]:
+        for place, written in (("text", text), ("pair", second)):
+            browser.run(f"document.getElementById('{place}').value = {json.dumps(written)}")
+        browser.run("document.getElementById('status').textContent = ''; document.getElementById('text').focus()")
+        browser.press("Enter", modifiers=2)
+        browser.wait(r"/answers? in \d/.test(document.getElementById('status').textContent)")
+        cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
+        assert browser.run("document.querySelectorAll('.answer b, .fault').length") == 0, cards
+        return list(cards)
+
+    def is_hidden(place: str) -> bool:
+        return bool(browser.run(f"document.getElementById('{place}').hidden"))
+
     with open_browser(tmp_path / "profile") as browser:
-        browser.open(server.address)
-        browser.run("document.getElementById('token').focus()")
-        browser.type("wrong")
-        browser.press("Enter")
+        browser.open(f"{server.address}/#token=wrong")
         browser.wait("!document.getElementById('error').hidden")
         assert browser.run("document.getElementById('error').textContent").startswith("The token is missing or wrong")
+        assert browser.run("location.href") == f"{server.address}/", "the address shows the token no longer"
         browser.complaints.clear()  # the browser notes the status 401
-        browser.run("document.getElementById('token').value = ''")
         browser.type(TOKEN)
         browser.press("Enter")
         browser.wait("!document.getElementById('ask').hidden")
-        shown = browser.run("[...document.querySelectorAll('.choice input')].map(each => each.value)")
-        assert shown == ["fills1", "sorts1", "sorts2", "tags1", "__base__", "auto"]
-        browser.run("document.getElementById('text').value = '<b>the gene</b> [MASK] 🧬 was given a drug'")
-        for _ in range(6):  # to the last box, by the keyboard alone
-            browser.press("Tab")
+        browser.run(f"location.hash = 'token={TOKEN}'")  # of the address that the server printed
+        browser.wait(f"location.href === '{server.address}/'")
+        browser.run("location.reload()")
+        browser.wait("!document.getElementById('ask').hidden")
+        shown = browser.run("[...document.getElementById('adapter').options].map(each => each.text)")
+        assert shown == ["fills1", "sorts1", "sorts2", "tags1", "base", "auto (routers choose)"]
+        first, other = ask("<b>the gene</b> [MASK] 🧬 was given a drug")
+        assert (
+            first.startswith("fills1\n[MASK]\n") and other.startswith("base\n") and "%" in first and is_hidden("second")
+        )
+        browser.run("document.getElementById('run').focus()")
+        browser.press("Tab", modifiers=8)  # back to the last of the others, by the keyboard alone
         browser.press(" ")
-        browser.run("document.getElementById('text').focus()")
-        browser.press("Enter", modifiers=2)
-        browser.wait("document.getElementById('status').textContent.includes('answers in')")
-        cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
-        assert [card.split("\n")[0] for card in cards] == [
-            "fills1",
-            "sorts1",
-            "sorts2",
-            "tags1",
-            "auto (routers choose)",
-        ]
-        assert "%" in cards[0] and "good" in cards[1] and "<" in cards[3] and "🧬" in cards[3]
-        assert "answered by fills1" in cards[4] and "answered by sorts1" in cards[4]
-        assert browser.run("document.querySelectorAll('.answer b').length") == 0
+        assert "answered by fills1" in ask("the gene [MASK]")[2]
+        choose("sorts1")
+        assert browser.run("document.getElementById('task').textContent").endswith("one label: good, bad, neither.")
+        assert not is_hidden("second") and ask("the gene")[0] != ask("the gene", "<b>the river</b>")[0]
+        choose("tags1")
+        tagged, routed = ask("<b>the gene</b> 🧬 was given a drug")
+        assert tagged.count("🧬") >= 1 and "<" in tagged and " to " in tagged and "answered by tags1" in routed
+        choose("sorts2", "embed")
+        assert "Cosine similarity: 1.000" in ask("the gene", "the gene")[0]
+        choose("tags1")
         for width in (400, 1280):
             for scheme in ("light", "dark"):
                 browser.resize(width, 900, scheme)
+                ask("<b>the gene</b> 🧬 was given a drug")
                 assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
                 browser.save_picture(tmp_path / f"{width}-{scheme}.png")
         assert not browser.complaints

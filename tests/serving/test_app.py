@@ -183,6 +183,21 @@ UNANSWERED: list[tuple[str, dict[str, Any], int, str]] = [
     ("embed", {"inputs": ["\ud800", TEXT], "adapter": "fills1"}, 422, "text 1 of 2, counted from 1, has half a"),
     ("embed", {"inputs": [TEXT, "a " * 200], "adapter": "sorts1"}, 413, "text 2 of 2, counted from 1, has 200 tokens"),
     ("fill-mask", {"inputs": ["[MASK]", TEXT], "adapter": "fills1"}, 422, "text 2 of 2, counted from 1, has no [MASK]"),
+    ("fill-mask", {"inputs": "[MASK]", "pairs": TEXT, "adapter": "fills1"}, 422, "pairs is not as it must be: Extra"),
+    ("classify", {"inputs": TEXT, "pairs": " ", "adapter": "sorts1"}, 422, "a pair is empty; give texts"),
+    (
+        "classify",
+        {"inputs": [TEXT] * 2, "pairs": TEXT, "adapter": "sorts1"},
+        422,
+        "pairs has 1 texts and inputs 2; give",
+    ),
+    (
+        "classify",
+        {"inputs": [TEXT] * 2, "pairs": [TEXT, "a" * 1001], "adapter": "sorts1"},
+        413,
+        "pair 2 of 2, counted from 1, has 1,001 characters",
+    ),
+    ("classify", {"inputs": "a " * 63, "pairs": "b " * 63, "adapter": "sorts1"}, 413, "a pair has 126 tokens, and the"),
 ]
 
 
@@ -395,7 +410,9 @@ def test_a_damaged_adapter_is_not_served_at_all(bank: AdapterBank) -> None:
 def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(bank: AdapterBank) -> None:
     catalogue, engine = Catalogue(ServedBank(bank)), Engine(ServedBank(bank), torch.device("cpu"))
     adapters = [adapter for adapter in catalogue.list() if adapter.name in ("sorts1", "sorts2")]
-    rows = [Classify(catalogue).ask(TEXT, adapter, ClassifyRequest(inputs=TEXT)).rows[0] for adapter in adapters]
+    rows = [
+        Classify(catalogue).ask({"text": TEXT}, adapter, ClassifyRequest(inputs=TEXT)).rows[0] for adapter in adapters
+    ]
     bank.remove("sorts2")
     add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
     kept, refused = engine.run(rows)

@@ -99,6 +99,21 @@ def test_a_model_that_reads_windows_takes_texts_of_any_length(start: StartModel,
     assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
 
 
+def test_pairs_are_classified_as_predict_does(start: StartModel, tmp_path: Path) -> None:
+    folder = export_fitted(start, "classification", tmp_path / "tuned" / "export")
+    texts, pairs = [*TEXTS[1:], TEXTS[0]], [TEXTS[2], "dog", TEXTS[1], "dog"]
+    rows = [{"text": text, "pair": pair} for text, pair in zip(texts, pairs, strict=True)]
+    expected = open_task(open_model(str(folder))).load(CPU).predict(make_raw("classification", rows)).records
+    served = Served(find_single_model(str(folder)))
+    with served.client:
+        answers = served.ask("classify", texts, pairs=pairs, truncate=True)
+        (alone,) = served.ask("classify", texts[0])
+    for answer, record in zip(answers, expected, strict=True):
+        assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
+    assert alone["probabilities"] != pytest.approx(answers[0]["probabilities"], abs=1e-3)
+    assert ["truncated" in answer for answer in answers] == [False, False, False, True]
+
+
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
 @pytest.mark.parametrize(
     ("method", "base_folder"),
