@@ -5,7 +5,8 @@ Nothing here reads a file; `presets.configure` makes it from YAML and flags.
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from collections.abc import Mapping
+from dataclasses import field, fields, replace
 from itertools import product
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -65,9 +66,6 @@ class LabelledConfig:
     # examples for training, in whole documents; dev shrinks in proportion, to 50 at least; 0: all
     num_examples: CountOrZero = later(0)
     examples_seed: NonNegativeInt = later(0)  # seed of the order in which they are taken
-    # share of the vocabulary that training leaves out at random, so that its words are read in smaller pieces
-    word_dropout: ShareOrZero = later(0.0)
-    new_word_dropout: ShareOrZero = later(0.0)  # the same share of the new words
     # classification, multilabel, regression: cut single texts above max_length, or read them in windows
     long_texts: LongTexts = later("cut")
     repair: bool = free(False)  # ner: mend and count tags that their scheme forbids, such as a stray I-
@@ -88,6 +86,10 @@ def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
 
 Numbers = Annotated[tuple[PositiveFloat, ...], SOME, AfterValidator(_check_names)]
 Sizes = Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)]
+Shares = Annotated[tuple[ShareOrZero, ...], SOME, AfterValidator(_check_names)]
+DROPOUTS = ("word_dropout", "new_word_dropout")
+POINT = ("lr", "batch_size", "epochs", *DROPOUTS)
+"""Options of a grid of which a point has one value each; records leave shares of 0 out, for 0.1.0 had no `DROPOUTS`."""
 
 
 @option_group
@@ -102,6 +104,9 @@ class GridConfig:
     lr: Main[Numbers] = (5e-5,)  # peak learning rates
     batch_size: Main[Sizes] = (32,)  # rows of an optimiser step
     epochs: Main[Numbers] = (3.0,)  # passes over the training split
+    # shares of the vocabulary that training leaves out at random, so that its words are read in smaller pieces
+    word_dropout: Shares = later((0.0,))
+    new_word_dropout: Shares = later((0.0,))  # the same shares of the new words
     stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
     # two-step tasks: epochs of a step, such as entities=10; empty: epochs
     stage_epochs: dict[str, PositiveFloat] = whole(dict)
@@ -117,10 +122,16 @@ class GridConfig:
         is_scored = self.score_every_epoch or not self.patience
         require(is_scored, "score_every_epoch", False, "true with --grid.patience")
 
-    @property
-    def points(self) -> list[tuple[float, int, float]]:
-        """Every combination of rate, batch size and epochs."""
-        return list(product(self.lr, self.batch_size, self.epochs))
+    def list_points(self, *, new_words: bool = True) -> list[dict[str, Any]]:
+        """Return every combination, each by the names of its options; a model without new words cannot drop any."""
+        values = {name: getattr(self, name) for name in POINT} | ({} if new_words else {"new_word_dropout": (0.0,)})
+        combined = (zip(values, each, strict=True) for each in product(*values.values()))
+        return [{name: value for name, value in each if value} for each in combined]
+
+    def at(self, point: Mapping[str, Any]) -> GridConfig:
+        """Return the grid of a single one of its points."""
+        values: dict[str, Any] = {name: (point.get(name, 0.0),) for name in POINT}
+        return replace(self, **values)
 
 
 Bounded = Annotated[float, Field(ge=0.0, le=10.0)]

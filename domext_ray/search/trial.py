@@ -214,17 +214,16 @@ def _score_set(
     config = replace(config, model=start.id)
     task = make_set_task(config, start, loaded)
 
-    def fit(lr: float, batch_size: int, epochs: float, restart: int) -> Score:
-        point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
+    def fit(point: FinetunePoint) -> Score:
         fitted = fit_stages(start, task, config, point, device, lambda record: None)
         predictors = {name: stage.predict for name, stage in fitted.items()}
         return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
 
     grid = config.grid
     scores, failures = [], []
-    for point in grid.points:
+    for point in grid.list_points(new_words=bool(start.config.extension_vocab_size)):
         try:
-            scores.append([fit(*point, restart) for restart in range(grid.restarts)])
+            scores.append([fit(FinetunePoint(**point, seed=config.seed + i)) for i in range(grid.restarts)])
         except TrainingError as error:  # a rate that diverges ends no other
             failures.append(error)
     if not scores:

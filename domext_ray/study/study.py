@@ -123,7 +123,7 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     goal = f"{config.seconds:g} seconds" if config.seconds else _describe_tokens(config)
     hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
     tried = f" and {num_tried} that try rates" if num_tried else ""
-    tuned = count_trainings(config, len(arms))
+    tuned = count_trainings(config, [arm.config.vocab.extends_base for arm in arms.values()])
     follows = f"; {tuned} fine-tunings follow" if tuned else ""
     counts = [arm.spec.counts for arm in arms.values()]
     kept = [3 * count.trainable * config.run.keep_checkpoints + count.total for count in counts]

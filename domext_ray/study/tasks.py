@@ -1,10 +1,10 @@
 """A study's models fine-tuned on labelled sets: how much F1 the learned bits are worth.
 
 Enters: the base and finished runs. Leaves: tasks/SET/MODEL, a fine-tuning run each, with fewer labels
-tasks/SET/LABELS/MODEL; tasks/points, the rate, batch size and epochs that dev chose for each method on each set and
-number of labels, from a grid that is trained once for the first seed; and of each set a `SetScores`, and with --labels
-a `LabelCurve`. Of a method each seed of pre-training counts once, with the mean of its restarts: that is what varies
-when the whole path is gone again. The base, which has no seeds, has as many restarts as a method in all.
+tasks/SET/LABELS/MODEL; tasks/points, the point of the grid that dev chose for each method on each set and number of
+labels, trained once for the first seed; and of each set a `SetScores`, and with --labels a `LabelCurve`. Of a method
+each seed of pre-training counts once, with the mean of its restarts: that is what varies when the whole path is gone
+again. The base, which has no seeds, has as many restarts as a method in all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from domext_ray.config.finetune import FinetuneConfig, GridConfig, PlaceConfig
+from domext_ray.config.finetune import DROPOUTS, FinetuneConfig, GridConfig, PlaceConfig
 from domext_ray.config.jobs import ALL, StudyConfig
 from domext_ray.downstream.finetune.comparison import ScoredRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
@@ -184,10 +184,12 @@ def over_models(samples: Sequence[Resampled]) -> Resampled:
     return Resampled(values, np.stack([sample.drawn.mean(axis=0) for sample in samples]), samples[0].num_clusters)
 
 
-def count_trainings(config: StudyConfig, num_arms: int) -> int:
-    """Return how many fine-tunings a study has."""
-    grid, num_tuned = config.finetune.grid, len(config.finetune.grid.points) - 1
-    return len(config.tasks) * len(config.sizes) * (num_arms + 1) * (config.seeds * grid.restarts + num_tuned)
+def count_trainings(config: StudyConfig, new_words: Sequence[bool]) -> int:
+    """Return how many fine-tunings a study has; `new_words` says of each method whether it has some."""
+    grid = config.finetune.grid
+    num_tuned = sum(len(grid.list_points(new_words=has_some)) - 1 for has_some in (False, *new_words))
+    trained = (len(new_words) + 1) * config.seeds * grid.restarts + num_tuned
+    return len(config.tasks) * len(config.sizes) * trained
 
 
 def _configure(config: StudyConfig, i: int) -> FinetuneConfig:
@@ -197,13 +199,13 @@ def _configure(config: StudyConfig, i: int) -> FinetuneConfig:
 def _finetune(own: _SomeLabels, arm: str) -> None:
     """Fine-tune a model at its method's point; the first model of a method is given the grid and finds it."""
     grid = own.configure().grid
-    if len(grid.points) > 1:
-        asked = {"method": arm, "points": [list(values) for values in grid.points]}
+    if len(grid.list_points()) > 1:
+        asked = {"method": arm, "points": [list(values) for values in product(grid.lr, grid.batch_size, grid.epochs)]}
+        asked |= {name: list(shares) for name in DROPOUTS if any(shares := getattr(grid, name))}
         name = name_set(own.place.config, own.i) + ("" if own.size == ALL else f"@{own.size}")
         ledger = Ledger(own.place.paths.run / FOLDER / "points")
         (outcome,) = run_here([Trial(f"{name}-{arm}", asked)], partial(_choose_point, own, arm), ledger)
-        point = outcome.steps[0]
-        grid = replace(grid, lr=(point["lr"],), batch_size=(point["batch_size"],), epochs=(point["epochs"],))
+        grid = grid.at(outcome.steps[0])
     is_for_all = own.name_model(arm) == BASE
     _run(own, arm, replace(grid, restarts=grid.restarts * (own.place.config.seeds if is_for_all else 1)))
 

@@ -22,7 +22,7 @@ from job_processes import kill_job, start_job
 from labelled_fixtures import write_ner
 from report_records import SUMMARY
 
-from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.finetune import DROPOUTS, FinetuneConfig
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.finetune import comparison
@@ -319,7 +319,7 @@ def test_general_text_counts_once_a_method_reads_it(runs: FakeRuns, small: Make,
 
 
 class FakeFinetunings:
-    """Stands for `run_finetuning`: writes what a study reads; dev likes 1e-3 most, and `af` scores 0.1 more."""
+    """Stands for `run_finetuning`: writes what a study reads; dev likes 1e-3 and dropout most, `af` scores 0.1 more."""
 
     def __init__(self) -> None:
         self.made: list[FinetuneConfig] = []
@@ -333,12 +333,13 @@ class FakeFinetunings:
         values = [0.5 + 0.1 * config.run.name.startswith("af") - 0.2 * bool(few) + 0.01 * seed for seed in seeds]
         drawn = np.random.default_rng(0).normal(0.0, 0.01, (len(seeds), 200)) + np.array(values)[:, None]
         write_resamples(Place(folder), {"test": Resampled(np.array(values), drawn)})
-        lr = 1e-3 if 1e-3 in config.grid.lr else config.grid.lr[0]
+        points = config.grid.list_points(new_words="exbert" in config.run.name)
+        best = max(points, key=lambda each: (each["lr"] == 1e-3, *(each.get(name, 0.0) for name in DROPOUTS)))
         summary = {
             "set": {"name": config.task, "sha256": config.data, "examples": {"train": few or 80}},
             **{"metric": "f1.micro", "dev": {}},
             **{"test": {"clusters": 50}, "restarts": {"seeds": seeds, "test": {"values": values}}},
-            "best": {"point": {"lr": lr, "batch_size": config.grid.batch_size[0], "epochs": config.grid.epochs[0]}},
+            "best": {"point": {**best, "seed": config.seed}},
         }
         (folder / "summary.json").write_text(json.dumps(summary))
         return folder
@@ -388,6 +389,30 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     assert sorted({name.partition("/")[2] for name in tuned.list_new() if "seed2" in name or "base" in name}) == [
         *("af-seed2 (0.001,) 2", "base (0.001,) 6", "full-seed2 (0.001,) 2")
     ], "the point is known"
+    asked = json.loads((Path(folder) / "tasks" / "points" / "ner-0-af.json").read_text())["config"]
+    assert asked == {"method": "af", "points": [[1e-4, 32, 3.0], [1e-3, 32, 3.0]]}, "as 0.1.0 has it"
+
+
+def test_each_method_takes_the_dropout_of_words_that_dev_chose(
+    runs: FakeRuns, tuned: FakeFinetunings, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ("--tasks", "ner", "--data", str(write_ner(tmp_path / "ner")), "--methods", "full,exbert", "--budget", "0")
+    shares = ("--finetune.grid.word_dropout", "0,0.2", "--finetune.grid.new_word_dropout", "0,0.5")
+    changes = "{exbert: {vocab: {size: 4}, method: {module_hidden_size: 12, module_ffn_size: 20}}}"
+    config = small(*sets, *shares, "--presets", changes, "--seeds", "1")
+    run_study(replace(config, dry_run=True))
+    assert f"; {2 + 2 + 4} fine-tunings follow" in capsys.readouterr().out, "only exBERT has new words to drop"
+    place = study_runs.Workplace(config, resolve_paths(PretrainConfig(run=config.run)))
+    for _ in range(2):
+        study_tasks.finetune_seed(place, ["full", "exbert"], 0)
+    made = [(one.run.name, one.grid.word_dropout, one.grid.new_word_dropout) for one in tuned.made]
+    both, names = ((0.0, 0.2), (0.0, 0.5)), ("base", "full-seed0", "exbert-seed0")
+    chosen = {name: ((0.2,), (0.5,) if "exbert" in name else (0.0,)) for name in names}
+    first = [(name, *values) for name in names for values in (both, chosen[name])]
+    assert made == [*first, *((name, *chosen[name]) for name in names)], "the point is known"
+    fewer = replace(config.finetune, grid=replace(config.finetune.grid, new_word_dropout=(0.5,)))
+    study_tasks.finetune_seed(replace(place, config=replace(config, finetune=fewer)), ["exbert"], 0)
+    assert (tuned.made[-2].grid.word_dropout, tuned.made[-2].grid.new_word_dropout) == ((0.0, 0.2), (0.5,))
 
 
 def test_each_seed_has_its_own_few_labels_and_steps_stay_the_same(

@@ -100,7 +100,7 @@ def describe_arms(config: AblateConfig, arms: Sequence[Arm]) -> str:
     lines = [loaded.describe()]
     for arm in arms:
         trained = sum(number for number, _ in count_parameters(arm.config, start, task).values())
-        lines.append(f"{arm.name}: {len(list_trials(arm.config))} trainings of {trained:,} parameters")
+        lines.append(f"{arm.name}: {len(list_trials(arm.config, start))} trainings of {trained:,} parameters")
     lines.append(f"{len(arms)} runs into {resolve_root(config.run.dir)}, chosen by {task.metric} on dev")
     return "\n".join(lines)
 

@@ -113,7 +113,7 @@ def _carry_out(plan: FinetunePlan, against: FinetunePlan | None = None) -> None:
 def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
     """Return CPUs and GPUs of a training, and trainings at once; Ray is initialised."""
     nodes, scale = list_nodes(), config.scale
-    num_trainings = len(config.grid.points) * config.grid.restarts
+    num_trainings = len(config.grid.list_points()) * config.grid.restarts
     cpus, gpus = sum(node.cpus for node in nodes), sum(int(node.gpus) for node in nodes)
     room = gpus * int(1.0 / scale.gpus + 1e-9) if scale.uses_gpu else int(cpus / (scale.cpus or 1.0))
     parallel = min(num_trainings, scale.parallel or max(1, room))  # without room the first waits for it

@@ -7,13 +7,13 @@ summary.json. Leaves: the models of every stage, checked to start from the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.finetune import DROPOUTS, FinetuneConfig
 from domext_ray.config.options.declare import require
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
@@ -45,9 +45,10 @@ def open_ledger(trainings: Place) -> Ledger:
 def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
     """Make the task of a configuration's set for the tokenizer of its start model."""
     labelled = config.labelled
-    for name in ("word_dropout", "new_word_dropout"):
-        kind, value = name_model(start.tokenizer), getattr(labelled, name)
-        require(not value or kind in DROPPING, f"labelled.{name}", value, f"0 with a tokenizer that is a {kind} model")
+    for name in DROPOUTS:
+        kind, shares = name_model(start.tokenizer), getattr(config.grid, name)
+        is_fit = kind in DROPPING or not any(shares)
+        require(is_fit, f"grid.{name}", shares, f"0 with a tokenizer that is a {kind} model")
     family = FAMILIES[loaded.family]
     family.check_long_texts("labelled.long_texts", labelled.long_texts)
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context, labelled.long_texts)
@@ -61,8 +62,8 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
             "serve` average; transformers reads one row."
         )
     set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing))
-    if labelled.new_word_dropout and not start.config.extension_vocab_size:
-        task.keep_note(f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing.")
+    if any(config.grid.new_word_dropout) and not start.config.extension_vocab_size:
+        task.keep_note(f"{start.name} has no new words, so --grid.new_word_dropout changes nothing.")
     return task
 
 
@@ -126,7 +127,7 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
     point = Point(**summary["best"]["point"])
     try:
         with name_file(folder / TRAININGS):
-            best = open_ledger(folder / TRAININGS).read(Trial(point.key, asdict(point)))
+            best = open_ledger(folder / TRAININGS).read(Trial(point.key, summary["best"]["point"]))
             fitted = restore_stages(start, task, config, folder / TRAININGS, best, device)
     except (OSError, IndexError) as error:
         raise RunError(

@@ -43,6 +43,8 @@ MAX_BARS = 24
 SCORED = ("dev", "test")
 BY_LABEL = ".per_label."
 """In paths of figures of one label."""
+_DROPPED = {"word_dropout": "words dropped", "new_word_dropout": "new words dropped"}
+"""What shares of a training are called; one without them has none."""
 _EPOCHS = ("last_epoch", "best_epoch")
 """Epochs of a training by its stage."""
 
@@ -64,13 +66,14 @@ def describe_finetune_plan(plan: FinetunePlan, against: FinetunePlan | None = No
 
     With `--dry_run full` all options, as YAML, follow.
     """
-    number = len(plan.trials)
+    numbers = [len(each.trials) for each in (plan, against) if each]
+    each = f"{numbers[0]} of each model" if len({*numbers}) == 1 else "{} of model, {} of against".format(*numbers)
     lines = [
         plan.loaded.describe(),
         f"chosen by {plan.task.metric} on dev",
         *_describe_model(plan, "model"),
         *(_describe_model(against, "against") if against else []),
-        f"trainings: {f'{number} of each model, {2 * number} in all' if against else number}",
+        f"trainings: {f'{each}, {sum(numbers)} in all' if against else numbers[0]}",
         f"run directory: {plan.folder}",
         f"\n{dump_yaml(plan.config).rstrip()}\n" if plan.config.dry_run == "full" else "all options: --dry_run full",
         "dry run: nothing was started",
@@ -217,7 +220,9 @@ def describe_epochs(training: Mapping[str, Any]) -> str:
 
 
 def _describe_point(point: Mapping[str, Any]) -> str:
-    return f"rate {point['lr']:g}, batch {point['batch_size']}, {describe_epochs(point)} epochs, seed {point['seed']}"
+    dropped = "".join(f"{what} {point[name]:g}, " for name, what in _DROPPED.items() if name in point)
+    trained = f"rate {point['lr']:g}, batch {point['batch_size']}, {describe_epochs(point)} epochs"
+    return f"{trained}, {dropped}seed {point['seed']}"
 
 
 def get_figure(figures: Mapping[str, Any], path: str) -> float:
@@ -255,8 +260,13 @@ def write_finetune_report(folder: Place, summary: Mapping[str, Any], compared: s
         _draw_scores(right, summary)
     outcomes = [*((point, f"{point['dev']:.3f}") for point in summary["trainings"])]
     outcomes += [(point, f"failed: {point['reason']}") for point in summary["failed"]]
+    dropped = [name for name in _DROPPED if any(name in point for point, _ in outcomes)]
     trainings = [
-        (str(i), f"{point['lr']:g}", str(point["batch_size"]), describe_epochs(point), str(point["seed"]), outcome)
+        (
+            *(str(i), f"{point['lr']:g}", str(point["batch_size"]), describe_epochs(point)),
+            *(f"{point.get(name, 0.0):g}" for name in dropped),
+            *(str(point["seed"]), outcome),
+        )
         for i, (point, outcome) in enumerate(outcomes, 1)
     ]
     paths = sorted(summary["dev"]["intervals"], key=lambda path: path != summary["metric"])  # the metric is first
@@ -264,7 +274,8 @@ def write_finetune_report(folder: Place, summary: Mapping[str, Any], compared: s
     labels = list_label_rows(summary["set"].get("labels", {}))  # of 0.1.0 there are none
     by_label = [_show_splits(summary, row[0], f"f1{BY_LABEL}{row[0]}")[1:] for row in labels[1:]]
     has_scores = any(any(cells) for cells in by_label)
-    header = ("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev")
+    shares = [_DROPPED[name] for name in dropped]
+    header = ("", "rate", "batch", "epochs", *shares, "seed", f"{summary['metric']} on dev")
     parts = [
         format_paragraph(_describe_result(summary), "result"),
         *map(format_paragraph, _list_warnings(summary)),

@@ -6,10 +6,11 @@ started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from domext_ray.config.finetune import FinetuneConfig, PlaceConfig
+from domext_ray.config.finetune import POINT, FinetuneConfig, PlaceConfig
 from domext_ray.config.options.build import identity_of
 from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
@@ -26,7 +27,7 @@ from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import require_files
 
-GROWING = ("grid.lr", "grid.batch_size", "grid.epochs", "grid.restarts", "seed")
+GROWING = (*(f"grid.{name}" for name in POINT), "grid.restarts", "seed")
 """Options that say which trainings a run has: they may grow and shrink."""
 
 
@@ -53,7 +54,7 @@ class FinetunePlan:
     @property
     def trials(self) -> list[Trial]:
         """The trainings of the grid."""
-        return list_trials(self.config)
+        return list_trials(self.config, self.start)
 
     @property
     def ledger(self) -> Ledger:
@@ -85,17 +86,14 @@ class FinetunePlan:
         return [*notes, *(f"note: {note}" for note in list_notes(self.task))]
 
 
-def list_trials(config: FinetuneConfig) -> list[Trial]:
+def list_trials(config: FinetuneConfig, start: StartModel) -> list[Trial]:
     """Return every training of a run, points of the grid with their restarts, each known by all that decides it.
 
     So a grid that grows or shrinks keeps what has ended.
     """
-    points = [
-        Point(lr, batch_size, epochs, config.seed + restart)
-        for lr, batch_size, epochs in config.grid.points
-        for restart in range(config.grid.restarts)
-    ]
-    return [Trial(point.key, asdict(point)) for point in points]
+    points = config.grid.list_points(new_words=bool(start.config.extension_vocab_size))
+    trained = [{**point, "seed": config.seed + i} for point, i in product(points, range(config.grid.restarts))]
+    return [Trial(Point(**values).key, values) for values in trained]
 
 
 def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
@@ -175,7 +173,8 @@ def is_finished(plan: FinetunePlan) -> bool:
 def _list_ended(summary: dict[str, Any]) -> list[str]:
     """The names of the trainings that a summary's figures come from, those that failed for good among them."""
     ended = [*summary["trainings"], *(record for record in summary["failed"] if not record["may_try_again"])]
-    return [Point(record["lr"], record["batch_size"], record["epochs"], record["seed"]).key for record in ended]
+    names = (*POINT, "seed")
+    return [Point(**{name: record[name] for name in names if name in record}).key for record in ended]
 
 
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:

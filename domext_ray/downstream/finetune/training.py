@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.finetune import DROPOUTS, FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
 from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
 from domext_ray.errors import TrainingError
@@ -51,11 +51,14 @@ class Point:
     batch_size: int  # rows of an optimiser step
     epochs: float  # passes over the training split; a part of one is allowed
     seed: int  # of the head's start, the order of the rows and dropout
+    word_dropout: float = 0.0  # share of the vocabulary that an epoch leaves out
+    new_word_dropout: float = 0.0  # the same of the new words
 
     @property
     def key(self) -> str:
         """A name for files."""
-        return f"lr{self.lr:g}-batch{self.batch_size}-epochs{self.epochs:g}-seed{self.seed}"
+        dropped = "".join(f"-{name}{share:g}" for name in DROPOUTS if (share := getattr(self, name)))
+        return f"lr{self.lr:g}-batch{self.batch_size}-epochs{self.epochs:g}{dropped}-seed{self.seed}"
 
 
 def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
@@ -153,7 +156,7 @@ def fit_task(
     """Train a task's model and tune its thresholds on dev; with patience, until dev gets no better."""
     rows = task.encode(task.data.train, is_training=True)
     dev_rows = task.encode(task.data.dev, is_training=False)
-    batches = draw_batches(start, task, config, point, rows)
+    batches = draw_batches(start, task, point, rows)
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps)
@@ -182,15 +185,12 @@ def fit_task(
     return fitted
 
 
-def draw_batches(
-    start: StartModel, task: Task, config: FinetuneConfig, point: Point, rows: Sequence[Row]
-) -> Iterator[list[Row]]:
+def draw_batches(start: StartModel, task: Task, point: Point, rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield the rows of the batches of one epoch after another, without end.
 
     With dropout of words each epoch reads the examples anew, and some of them may need more rows than before.
     """
-    labelled = config.labelled
-    dropout = WordDropout(labelled.word_dropout, labelled.new_word_dropout, start.config.base_vocab_size)
+    dropout = WordDropout(point.word_dropout, point.new_word_dropout, start.config.base_vocab_size)
     readers = make_readers(task, dropout, point.seed) if dropout.known or dropout.new else []
     for epoch in itertools.count():
         if readers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -28,8 +29,8 @@ from domext_ray.downstream.finetune.comparison import (
 )
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task, rebuild_finetuned
-from domext_ray.downstream.finetune.output import get_figure
-from domext_ray.downstream.finetune.plan import plan_finetuning
+from domext_ray.downstream.finetune.output import describe_finetune_plan, get_figure
+from domext_ray.downstream.finetune.plan import list_trials, plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch, list_overtaken
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
@@ -257,6 +258,35 @@ def test_a_training_that_stops_early_has_ended(
         run_finetuning(with_grid(patient, patience=0))
 
 
+def test_dev_chooses_the_dropout_of_words(
+    run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that has ended goes on with shares; what it has trained without is kept, under the name that it had."""
+    folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
+    config = replace(config, run=replace(config.run, dir=str(tmp_path)), export=False)
+    kept = folder / "trainings" / "lr0.006-batch8-epochs6-seed0.json"
+    before = kept.stat().st_mtime_ns
+    grown = with_grid(config, lr="6e-3", word_dropout="0,0.4,0.9", restarts=1)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_here(grown, num_trainings=1)
+    assert finetune_here(grown, num_trainings=1) == folder, "one was kept of before, and one of the killed start"
+    summary, page = read_json(folder / "summary.json"), (folder / "report.html").read_text(encoding="utf-8")
+    shares = [training.get("word_dropout", 0.0) for training in summary["trainings"]]
+    assert kept.stat().st_mtime_ns == before and shares == [0.0, 0.4, 0.9]
+    best = max(summary["trainings"], key=lambda each: each["dev"])
+    assert summary["best"]["point"].get("word_dropout") == best.get("word_dropout")
+    assert "words dropped" in page and "words dropped" not in (run_dir / "report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    finetune_here(grown, num_trainings=0)
+    assert "nothing is left to do" in capsys.readouterr().out
+    finetune_here(with_grid(grown, word_dropout="0.4"), num_trainings=0 if best.get("word_dropout") == 0.4 else 1)
+    assert "6 epochs, words dropped 0.4, seed 0; " in capsys.readouterr().out
+    assert rebuild_finetuned(Place(folder), CPU).summary["best"]["point"]["word_dropout"] == 0.4
+    assert (folder / "trainings" / "lr0.006-batch8-epochs6-word_dropout0.4-seed0" / "test.json").is_file()
+    with pytest.raises(ConfigError, match=r"word_dropout is '0\.0,0\.0'; it must be different numbers"):
+        with_grid(config, word_dropout="0,0.0")
+
+
 def test_a_damaged_record_is_named(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
     config = replace(config, run=replace(config.run, dir=str(tmp_path)))
@@ -432,13 +462,19 @@ def test_windows_reach_the_task_and_are_part_of_the_run(config: FinetuneConfig, 
 
 def test_what_cannot_do_without_words(config: FinetuneConfig, tmp_path: Path) -> None:
     start = open_model(config.model).load()
-    few = replace(config, labelled=replace(config.labelled, new_word_dropout=0.5))
+    few = with_grid(config, new_word_dropout=(0.0, 0.5))
     loaded = load_labelled(few)
     (note,) = make_set_task(few, start, loaded).notes
-    assert note == f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing."
-    assert not make_set_task(replace(few, labelled=replace(few.labelled, new_word_dropout=0.0)), start, loaded).notes
+    assert note == f"{start.name} has no new words, so --grid.new_word_dropout changes nothing."
+    (plan,) = plan_finetuning(replace(few, run=replace(config.run, name="words")))
+    assert plan.trials == list_trials(config, start), "none is trained twice"
+    extended = copy.deepcopy(start.config)
+    extended.extension_vocab_size = 2
+    shown = describe_finetune_plan(replace(plan, start=replace(start, config=extended)), plan)
+    assert "trainings: 8 of model, 4 of against, 12 in all" in shown
+    assert not make_set_task(config, start, loaded).notes
     unigram = replace(start, tokenizer=load_tokenizer(save_xlm_roberta(tmp_path / "pieces")))
-    message = r"--labelled\.new_word_dropout is 0\.5; it must be 0 with a tokenizer that is a Unigram model"
+    message = r"--grid\.new_word_dropout is '0\.0,0\.5'; it must be 0 with a tokenizer that is a Unigram model"
     with pytest.raises(ConfigError, match=message):
         make_set_task(few, unigram, loaded)
 

@@ -16,7 +16,7 @@ import torch
 from conftest import WORDS
 from finetuned_models import BOTTLENECK, CPU, FP32, FULL, draw_set
 
-from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import (
     CPU_TOKENS,
@@ -254,15 +254,14 @@ def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask
     assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("dense.weight"))
 
 
-def drop_words(share: float, new_share: float = 0.0) -> FinetuneConfig:
-    labelled = LabelledConfig(max_length=32, stride=8, word_dropout=share, new_word_dropout=new_share)
-    return replace(CONFIG, labelled=labelled)
+def drop_words(share: float, new_share: float = 0.0, seed: int = POINT.seed) -> Point:
+    return replace(POINT, word_dropout=share, new_word_dropout=new_share, seed=seed)
 
 
-def read_epochs(start: StartModel, task: Task, config: FinetuneConfig, seed: int, number: int = 3) -> list[list[str]]:
+def read_epochs(start: StartModel, task: Task, point: Point, number: int = 3) -> list[list[str]]:
     """The rows of each of the first epochs as texts, sorted."""
     rows = task.encode(task.data.train, is_training=True)
-    batches = draw_batches(start, task, config, replace(POINT, seed=seed), rows)
+    batches = draw_batches(start, task, point, rows)
     epoch_steps = math.ceil(len(rows) / POINT.batch_size)
     epochs = ([row for _ in range(epoch_steps) for row in next(batches)] for _ in range(number))
     return [sorted(" ".join(start.tokenizer.convert_ids_to_tokens(row.input_ids)) for row in each) for each in epochs]
@@ -270,7 +269,8 @@ def read_epochs(start: StartModel, task: Task, config: FinetuneConfig, seed: int
 
 def test_each_epoch_may_read_without_some_words(start: StartModel, task: ClassificationTask) -> None:
     whole, dropped, again, other = (
-        read_epochs(start, task, drop_words(share), seed) for share, seed in ((0.0, 5), (0.4, 5), (0.4, 5), (0.4, 6))
+        read_epochs(start, task, drop_words(share, seed=seed))
+        for share, seed in ((0.0, 5), (0.4, 5), (0.4, 5), (0.4, 6))
     )
     assert dropped == again and whole[0] == whole[1] == whole[2]
     epochs = [whole[0], *dropped, *other]
@@ -289,15 +289,14 @@ def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task:
     entries = start.tokenizer.convert_ids_to_tokens(range(config.vocab_size))
     known, new = {*entries[: config.base_vocab_size]}, {*entries[config.base_vocab_size :]}
     extended = replace(start, config=config)
-    (whole,), (dropped,) = (read_epochs(extended, task, drop_words(0.0, share), 5, 1) for share in (0.0, 0.9))
+    (whole,), (dropped,) = (read_epochs(extended, task, drop_words(0.0, share), 1) for share in (0.0, 0.9))
     before, after = (" ".join(each).split() for each in (whole, dropped))
     assert 0 < sum(each in new for each in after) < sum(each in new for each in before) / 2
     assert {*before} & known <= {*after}
 
 
 def test_dev_is_scored_without_dropout(start: StartModel, task: ClassificationTask) -> None:
-    config = drop_words(0.0)
-    config = replace(config, optim=replace(config.optim, dropout=0.5))
+    config = replace(CONFIG, optim=replace(CONFIG.optim, dropout=0.5))
     fitted = fit_task(start, task, config, POINT, CPU, ignore)
     assert fitted.dev_predictions == TaskModel.predict(fitted, task.data.dev)
 
@@ -313,11 +312,11 @@ def test_a_task_knows_which_words_are_the_bases(start: StartModel) -> None:
 
 
 def test_dev_is_read_as_ever(start: StartModel, task: ClassificationTask) -> None:
-    few, whole = (fit_task(start, task, drop_words(share), POINT, CPU, ignore) for share in (0.4, 0.0))
+    few, whole = (fit_task(start, task, CONFIG, drop_words(share), CPU, ignore) for share in (0.4, 0.0))
     assert few.steps == whole.steps and few.tokens > whole.tokens
     assert not torch.equal(few.tensors["classifier.weight"], whole.tensors["classifier.weight"])
     assert few.predict(task.data.dev) == TaskModel.predict(few, task.data.dev)
-    again = fit_task(start, task, drop_words(0.4), POINT, CPU, ignore)
+    again = fit_task(start, task, CONFIG, drop_words(0.4), CPU, ignore)
     assert all(torch.equal(each, again.tensors[name]) for name, each in few.tensors.items())
 
 
@@ -330,7 +329,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: Cl
 
 def test_examples_of_which_none_can_be_learned_end_the_training(start: StartModel, task: ClassificationTask) -> None:
     with pytest.raises(TrainingError, match="no training example of "):
-        next(draw_batches(start, task, CONFIG, POINT, []))
+        next(draw_batches(start, task, POINT, []))
 
 
 def test_rows_longer_than_the_position_table_are_refused(start: StartModel, task: ClassificationTask) -> None:
