@@ -2,7 +2,8 @@
 
 Enters: a run's directory, an export, a fine-tuned run or its export, an ONNX folder, BANK:NAME, a base's folder, or a
 hub id. Leaves: a `Source`, whose class says which of these it is. A kind of model takes one class, and a place in
-`KINDS`. Who takes some kinds only says so with `require`; code that a folder brings along is never run.
+`KINDS`; whatever starts from an encoder then takes it. What is done with some kinds only (graphs predict, banks serve)
+names them, and refuses others with `require`. Code that a folder brings along is never run.
 """
 
 from __future__ import annotations
