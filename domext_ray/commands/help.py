@@ -64,10 +64,7 @@ def _format_options(options: Iterable[Option], values: Mapping[str, Any]) -> str
 
 
 def _format_option(option: Option, value: Any) -> str:
-    if option.kind is bool:
-        metavar = "|".join([*option.choices, "true", "false"])
-    else:
-        metavar = _METAVARS.get(option.kind) or "|".join(option.choices)
+    metavar = _METAVARS.get(option.kind) or "|".join(option.words)
     if option.is_list:
         metavar = "NAME,…" if option.kind is Literal else "|".join([*option.choices, f"{metavar},…"])
     head = f"  --{option.name} {metavar}"

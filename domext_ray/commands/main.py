@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.commands import measuring, pretraining, using
+from domext_ray.commands.completion import format_bash
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job
 from domext_ray.config.options.declare import ConfigT
@@ -22,14 +23,23 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 JOBS = {job.verb: job for job in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
 """Every job by its verb, of one word or two."""
-PRESETS = "presets"
-FIRST_WORDS = [*dict.fromkeys(verb.split()[0] for verb in JOBS), PRESETS]
+PRESETS, COMPLETION = "presets", "completion"
+FIRST_WORDS = [*dict.fromkeys(verb.split()[0] for verb in JOBS), PRESETS, COMPLETION]
 _PAIRS = [verb.split() for verb in JOBS if " " in verb]
 SECOND_WORDS = {first: [second for other, second in _PAIRS if other == first] for first, _ in _PAIRS}
 """What may follow the first word of a verb."""
 
 _ABOUT_PRESETS = "List the presets, files of options that ship with the package; domext presets show af prints one."
 _USE_OF_PRESETS = "Each verb begins with its own preset; --preset af_base chooses another one."
+_ABOUT_COMPLETION = (
+    "Print a script with which bash completes verbs, options and values at a Tab: domext completion bash."
+)
+_USE_OF_COMPLETION = """
+    source <(domext completion bash)                    # in this shell alone
+    mkdir -p ~/.local/share/bash-completion/completions
+    domext completion bash > ~/.local/share/bash-completion/completions/domext    # in every new one
+
+The last line needs the package bash-completion of your system. Repeat it after an upgrade of domext_ray."""
 _ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
 
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
@@ -49,9 +59,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print_text(list_versions().get("domext_ray", "unknown"))
     elif words[0] in SECOND_WORDS.keys() - JOBS.keys() and words[1:2] and words[1] in (*FEW, *ALL):
         print_text(_format_table(f"{words[0]} {second}" for second in SECOND_WORDS[words[0]]))
-    elif words[0] == PRESETS:
+    elif words[0] in (PRESETS, COMPLETION):
         with exit_on_user_error():
-            show_presets(words[1:])
+            (show_presets if words[0] == PRESETS else show_completion)(words[1:])
     else:
         with exit_on_user_error():
             job, rest = find_job(words)
@@ -109,7 +119,8 @@ def _hint(near: Sequence[str]) -> str:
 
 def format_verbs() -> str:
     """Return the help of the program: its verbs, with a sentence each."""
-    return "\n".join([_ABOUT, _format_table(JOBS), _format_row(PRESETS, _ABOUT_PRESETS)])
+    others = [_format_row(PRESETS, _ABOUT_PRESETS), _format_row(COMPLETION, _ABOUT_COMPLETION)]
+    return "\n".join([_ABOUT, _format_table(JOBS), *others])
 
 
 def _format_table(verbs: Iterable[str]) -> str:
@@ -129,3 +140,14 @@ def show_presets(words: Sequence[str]) -> None:
         print_text(find_preset(words[1]).read_text(encoding="utf-8").rstrip())
     else:
         raise ConfigError(f"domext presets {' '.join(words)!r} is not understood; give domext presets, or show NAME.")
+
+
+def show_completion(words: Sequence[str]) -> None:
+    """Print a shell's script, or without a word how it is used; of another shell than bash there is a ConfigError."""
+    if not words or words[0] in (*FEW, *ALL):
+        print_text(f"{_ABOUT_COMPLETION}\n{_USE_OF_COMPLETION}")
+    elif words == ["bash"]:
+        others = {PRESETS: ["show"], f"{PRESETS} show": list_presets(), COMPLETION: ["bash"]}
+        print_text(format_bash(JOBS, {"": [*FIRST_WORDS, FEW[0], "--version"], **SECOND_WORDS, **others}).rstrip())
+    else:
+        raise ConfigError(f"domext completion {' '.join(words)!r} is not understood; give domext completion bash.")

@@ -45,7 +45,9 @@ def test_help_has_a_sentence_for_every_verb(capsys: pytest.CaptureFixture[str]) 
     for verb, job in JOBS.items():
         assert f" {verb} {job.sentence}" in rows
     lines = text.splitlines()
-    assert " presets List " in rows and len(lines) <= 45 and max(map(len, lines)) <= 120
+    assert (
+        " presets List " in rows and " completion Print " in rows and len(lines) <= 45 and max(map(len, lines)) <= 120
+    )
 
 
 def test_help_of_a_first_word_has_what_may_follow(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +87,8 @@ def test_a_wrong_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
         ("pretrain af --lr 1", "--lr is no option; did you mean --optim.lr?"),
         ("finetune ner", "'ner' stands without an option; options are given as --OPTION VALUE (see --help)."),
         ("presets af", "domext presets 'af' is not understood; give domext presets, or show NAME."),
+        ("completion zsh", "domext completion 'zsh' is not understood; give domext completion bash."),
+        ("complete", "'complete' is no verb of domext; did you mean completion?"),
         ("presets show af-base", "'af-base' is no preset; did you mean the preset af_base?"),
         ("presets show af_mini", "'af_mini' is no preset; did you mean the preset sweeps/af_mini?"),
         ("presets show xyzzy", "'xyzzy' is no preset; domext presets lists them."),
@@ -140,7 +144,11 @@ def run_alone(code: str, folder: Path) -> tuple[subprocess.CompletedProcess[str]
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("command", [["--help"], ["pretrain", "af", "--help_all"], ["finetune", "--lr", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["pretrain", "af", "--help_all"], ["completion", "bash"], ["finetune", "--lr", "1"]],
+    ids=str,
+)
 def test_help_and_mistakes_import_nothing_heavy(command: list[str], tmp_path: Path) -> None:
     code = (
         "import atexit, sys\n"

@@ -53,6 +53,11 @@ class Option:
         leaf = self.name.rpartition(".")[2]
         return next((found for owner in self.owner.__mro__ if (found := read_comments(owner).get(leaf))), "")
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that a value, or one of a list, may be."""
+        return (*self.choices, "true", "false") if self.kind is bool else self.choices
+
 
 @dataclass(frozen=True)
 class Section:
