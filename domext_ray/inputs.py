@@ -80,13 +80,13 @@ def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
             samples.append(None)
             continue
         try:
-            prepare = config.prepare_for(part)
-            samples.append(sample := check_corpus(part.corpus, prepare, to_end=bool(config.dry_run)))
+            sample = check_corpus(part.corpus, config.prepare_for(part), to_end=bool(config.dry_run))
+            samples.append(sample)
             tell_owners(sample, config, part, is_begun=is_begun)
-            require_both_splits(part.corpus, sample, prepare)
+            require_both_splits(sample)
             if tokenizer is not None:
-                settings = make_settings(tokenizer, prepare, config.train.seq_length)
-                check_sample(part.corpus, sample, settings, prepare, warns=bool(config.dry_run))
+                settings = make_settings(tokenizer, sample.prepare, config.train.seq_length)
+                check_sample(sample, settings, warns=bool(config.dry_run))
         except CorpusError as error:
             raise CorpusError(str(error).replace("--corpus", part.option)) from error
     _tell_shared_files(config, samples)
@@ -190,7 +190,7 @@ def get_or_prepare_texts(config: RunOptions, base: Base | None, tokenizer_dir: P
     if base is not None and _plan_tokenizer(config, base) is None:  # words are learned: `check_texts` came before
         for corpus, prepare, folder in sources:
             settings = make_settings(load_tokenizer(folder), prepare, config.train.seq_length)
-            check_sample(corpus, check_corpus(corpus, prepare), settings, prepare)
+            check_sample(check_corpus(corpus, prepare), settings)
     pairs = config.objective.next_sentence
     texts = tuple(
         tuple(prepare_corpus(*source, length, paths.corpora, pairs=pairs) for source in sources)
@@ -290,7 +290,7 @@ def _describe_sources(config: RunOptions, base: Base | None, samples: Sequence[S
         settings = make_settings(tokenizer or base.tokenizer, config.prepare, 0)
         for text, sample in zip(config.texts, samples, strict=False):
             if sample is not None:
-                found = find_unknown(count_sample(sample, settings)[0].pack(), config.prepare_for(text))
+                found = find_unknown(count_sample(sample, settings)[0].pack(), sample.prepare)
                 known.append(f"unknown to {owner} in a sample of {text.option}: {describe_unknown(found)}")
     return "\n".join(
         [

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from domext_ray.config.options.build import dump_yaml
-from domext_ray.config.pretrain import PrepareConfig, RunOptions, SettledConfig
+from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.files import ASSETS
 from domext_ray.model.spec import ModelSpec
 from domext_ray.progress import format_seconds
@@ -100,15 +100,12 @@ def make_forecast(
     tokenizer = base.tokenizer if base else load_tokenizer(ASSETS / SHIPPED_BASE)
     pairs = config.objective.next_sentence
 
-    def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
+    def estimate(sample: Sample | None, length: int) -> RowEstimate | None:
         if sample is None:
             return estimate_written(length)
-        return estimate_rows(sample, prepare, make_settings(tokenizer, prepare, length, pairs))
+        return estimate_rows(sample, make_settings(tokenizer, sample.prepare, length, pairs))
 
-    estimates = [
-        [estimate(sample, config.prepare_for(text), length) for length in config.train.lengths]
-        for text, sample in zip(config.texts, samples, strict=True)
-    ]
+    estimates = [[estimate(sample, length) for length in config.train.lengths] for sample in samples]
     num_steps, read, seconds = 0, list[TextForecast](), 0.0
     known = [rows for rows in estimates[0] if rows is not None]
     rate, origin = _find_rate(config, measure, known[0] if known else None)
@@ -122,7 +119,7 @@ def make_forecast(
             num_steps, seconds = int(num_steps * limit / seconds), limit
             read = _count_read(config, num_steps, estimates)
     checkpoint = counts.trainable * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    near_duplicates = count_near_duplicates(samples[0], config.prepare) if samples[0] is not None else None
+    near_duplicates = count_near_duplicates(samples[0]) if samples[0] is not None else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
     counted = zip(config.texts, (own[0].unknown if own[0] and base else {} for own in estimates), strict=True)
     unknown = {text.title: find_unknown(counts, config.prepare_for(text)) for text, counts in counted if counts}

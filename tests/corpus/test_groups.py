@@ -166,11 +166,11 @@ def test_a_vocabulary_without_a_base_has_no_name(notes: Path, tmp_path: Path) ->
 
 def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
     """None of a held-out patient's copied paragraphs is in the training part of the sample."""
-    found = count_near_duplicates(check_corpus(str(notes), PREPARE, to_end=True), PREPARE)
+    found = count_near_duplicates(check_corpus(str(notes), PREPARE, to_end=True))
     assert found is not None and found.num_similar == 0
     assert 0 < found.num_held_out < found.num_train
     few = replace(PREPARE, held_out_frac=1e-9)
-    found = count_near_duplicates(check_corpus(str(notes), few, to_end=True), few)
+    found = count_near_duplicates(check_corpus(str(notes), few, to_end=True))
     assert found is not None and found.num_similar == 0 and 0 < found.num_held_out < found.num_train
 
 

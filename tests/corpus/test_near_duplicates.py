@@ -49,7 +49,7 @@ def resemble(first: str, second: str) -> float:
 
 
 def count(path: Path, prepare: PrepareConfig) -> NearDuplicates | None:
-    return count_near_duplicates(read_sample(find_files(str(path))[0], prepare, to_end=True), prepare)
+    return count_near_duplicates(read_sample(str(path), prepare, find_files(str(path))[0], to_end=True))
 
 
 def test_similar_documents_are_those_of_the_definition() -> None:
@@ -101,9 +101,10 @@ def test_a_text_for_one_split_alone_is_refused_by_its_sample(tmp_path: Path) -> 
         ("one.txt", PrepareConfig(held_out_by="file"), "the documents are of 1 file; give two or more"),
         ("rows.jsonl", PrepareConfig(group_field="who"), "rows of 1 different 'who', .* so one of the two has none"),
     ):
-        sample = read_sample(find_files(str(tmp_path / name))[0], prepare)
+        spec = str(tmp_path / name)
+        sample = read_sample(spec, prepare, find_files(spec)[0])
         assert sample.is_whole
         with pytest.raises(CorpusError, match=message):
-            require_both_splits(str(tmp_path / name), sample, prepare)
+            require_both_splits(sample)
         part = replace(sample, places=[replace(sample.places[0], documents=sample.documents[:0])])
-        require_both_splits(str(tmp_path / name), part, prepare)
+        require_both_splits(part)

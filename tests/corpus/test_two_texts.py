@@ -167,5 +167,5 @@ def test_documents_that_make_no_row_are_told() -> None:
 def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", make_records(NUM_ROWS))
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
-    estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), PAIR, settings)
+    estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)

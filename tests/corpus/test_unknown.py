@@ -47,7 +47,7 @@ def write(path: Path, *parts: tuple[str, int]) -> Path:
 
 def check(path: Path, folder: Path, prepare: PrepareConfig = PREPARE) -> None:
     settings = make_settings(load_tokenizer(folder), prepare, 32)
-    check_sample(str(path), check_corpus(str(path), prepare), settings, prepare, warns=True)
+    check_sample(check_corpus(str(path), prepare), settings, warns=True)
 
 
 def test_tokens_and_the_characters_they_stand_for_are_counted(folder: Path, tmp_path: Path) -> None:

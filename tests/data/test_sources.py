@@ -330,7 +330,7 @@ def test_a_sample_is_of_places_all_over_a_corpus_and_says_its_share(tmp_path: Pa
     with gzip.open(tmp_path / "packed.txt.gz", "wt") as stream:
         stream.write("\n".join(lines[:20_000]))
     files = find_files(str(tmp_path))[0]
-    sample = read_sample(files, USUAL, to_end=True)
+    sample = read_sample(str(tmp_path), USUAL, files, to_end=True)
     found = [document for place in sample.places for document in place.documents]
     assert len(sample.places) == PLACES and found[0] == lines[0] and len(found) < 140_000
     numbers = [int(document[5:12]) for document in found]
@@ -338,7 +338,7 @@ def test_a_sample_is_of_places_all_over_a_corpus_and_says_its_share(tmp_path: Pa
     packed = sample.places[-1]  # it cannot be cut: read to its end for its share, and kept in part
     assert packed.num_bytes == files[-1].size and packed.num_chars > 1.2e6 > 2 * sum(map(len, packed.documents))
     assert sample.frac == pytest.approx(PLACE_BYTES * (PLACES - 1) / sum(file.size for file in files), rel=0.05)
-    glance = read_sample(files, USUAL)
+    glance = read_sample(str(tmp_path), USUAL, files)
     assert len(glance.places) == PLACES and glance.frac < sample.frac / 7 and not glance.places[-1].num_bytes
     whole = check_corpus(str(tmp_path / "packed.txt.gz"), USUAL, to_end=True)
     assert whole.frac == 1 and whole.places[0].num_chars == packed.num_chars

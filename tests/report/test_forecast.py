@@ -74,8 +74,8 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
         manifest = (
             prepare_corpus(corpus, prepare, tiny_base_folder, 32, Place(tmp_path / "corpora")) if not pairs else None
         )
-        sample = read_sample(find_files(corpus)[0], own, to_end=True)
-        estimate = estimate_rows(sample, own, make_settings(tokenizer, own, 32, pairs))
+        sample = read_sample(corpus, own, find_files(corpus)[0], to_end=True)
+        estimate = estimate_rows(sample, make_settings(tokenizer, own, 32, pairs))
         assert estimate is not None and 0 < estimate.sampled_frac <= 1
         if manifest is not None:
             assert estimate.num_rows == pytest.approx(manifest.num_rows("train"), rel=0.05)

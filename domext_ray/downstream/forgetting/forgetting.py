@@ -118,7 +118,7 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
     models = models or read_models(config)
     for asked in (model for model in models if model.scale == 1):
         settings = make_settings(asked.tokenizer, config.prepare, config.max_length)
-        check_sample(config.corpus, sample, settings, config.prepare)
+        check_sample(sample, settings)
     make_folder(Path(config.output))
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.text.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.text.corpus.pairs import choose_rows
 from domext_ray.text.corpus.rows import RowSettings, TokenCounts, count_han
@@ -62,7 +61,7 @@ class NearDuplicates:
     num_train: int
 
 
-def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings) -> RowEstimate | None:
+def estimate_rows(sample: Sample, settings: RowSettings) -> RowEstimate | None:
     """Estimate a corpus's training rows from a sample that was read to the end of files.
 
     None: nothing in the sample makes a row, or all files are too large to be read for it and cannot be cut.
@@ -80,7 +79,7 @@ def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings)
     num_chars = sum(sampled.num_chars for sampled in sample.places)
     if not (num_rows and num_chars):
         return None
-    scale = (1.0 - prepare.held_out_frac) / sample.frac * num_chars / used_chars
+    scale = (1.0 - sample.prepare.held_out_frac) / sample.frac * num_chars / used_chars
     return RowEstimate(
         max(1, round(num_rows * scale)),
         round(num_tokens * scale),
@@ -102,7 +101,7 @@ def _take(documents: Sequence[str], num_chars: int) -> Iterator[str]:
             num_chars -= len(part)
 
 
-def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplicates | None:
+def count_near_duplicates(sample: Sample) -> NearDuplicates | None:
     """Compare the held-out documents of a sample of a corpus with its training documents.
 
     None: nothing of the sample is held out, or there is none.
@@ -110,27 +109,27 @@ def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplica
     documents = sample.documents
     if not documents:
         return None
-    with _divide(sample, prepare) as index:
+    with _divide(sample) as index:
         train, held_out = ([documents[i] for i in np.flatnonzero(index.uses == use)] for use in (TRAIN, HELD_OUT))
     held_out = held_out[:MAX_HELD_OUT]
     return NearDuplicates(len(find_similar(held_out, train)), len(held_out), len(train)) if held_out else None
 
 
-def require_both_splits(spec: str, sample: Sample, prepare: PrepareConfig) -> None:
+def require_both_splits(sample: Sample) -> None:
     """Refuse a text that has documents for one split alone, where the sample is all of it."""
     if sample.is_whole:
-        with _divide(sample, prepare) as index:
-            require_divided(spec, index, prepare)
+        with _divide(sample) as index:
+            require_divided(sample.spec, index, sample.prepare)
 
 
 @contextlib.contextmanager
-def _divide(sample: Sample, prepare: PrepareConfig) -> Iterator[DocumentIndex]:
+def _divide(sample: Sample) -> Iterator[DocumentIndex]:
     """Divide the documents of a sample as preparation divides those of a corpus."""
     with tempfile.TemporaryDirectory() as folder:
         index = DocumentIndex(Path(folder))
         index.add(b"".join(map(hash_document, sample.documents)), b"".join(place.groups for place in sample.places))
-        own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
-        index.choose([place.files for place in sample.places], own)
+        held_out_by = resolve_held_out_by(sample.files, sample.prepare)
+        index.choose([place.files for place in sample.places], replace(sample.prepare, held_out_by=held_out_by))
         yield index
 
 

@@ -47,9 +47,7 @@ def count_sample(sample: Sample, settings: RowSettings) -> tuple[TokenCounts, bo
     return counts, is_all
 
 
-def check_sample(
-    spec: str, sample: Sample, settings: RowSettings, prepare: PrepareConfig, *, warns: bool = False
-) -> None:
+def check_sample(sample: Sample, settings: RowSettings, *, warns: bool = False) -> None:
     """Refuse a text by a sample of it: more than half of that is unknown, or a third where it is all of the text.
 
     With `warns`, less is warned of, too, as by `warn_of_unknown`.
@@ -57,9 +55,9 @@ def check_sample(
     found, is_all = count_sample(sample, settings)
     counts, part = found.pack(), "" if is_all else "a sample of "
     if _find_share(counts) > (REFUSED_FRAC if is_all else REFUSED_SAMPLE_FRAC):
-        require_known(spec, counts, settings, prepare, part)
+        require_known(sample.spec, counts, settings, sample.prepare, part)
     if warns:
-        warn_of_unknown(spec, counts, settings, prepare, part)
+        warn_of_unknown(sample.spec, counts, settings, sample.prepare, part)
 
 
 def require_known(

@@ -46,9 +46,11 @@ class SampledPlace:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a corpus; `files` are all of the corpus's."""
+    """A sample of a corpus, and which corpus that is."""
 
-    files: Sequence[SourceFile]
+    spec: str  # as the user named it
+    prepare: PrepareConfig  # how it becomes rows
+    files: Sequence[SourceFile]  # all of the corpus's
     places: Sequence[SampledPlace]
     dropped: Dropped
 
@@ -86,7 +88,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     if repeated:
         say(f"--corpus names {repeated[0]} more than once; it is read once")
     files = [*map(write_docs, files)] if to_end else files
-    sample = read_sample(files, prepare, to_end=to_end)
+    sample = read_sample(spec, prepare, files, to_end=to_end)
     tell_forms(sample.dropped.forms)
     if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
         tell_remains(spec, sample.named)
@@ -117,7 +119,7 @@ def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun:
     tell_groups(values, part.corpus, prepare, option=part.option, learned=learned, is_general=part.keep)
 
 
-def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
+def read_sample(spec: str, prepare: PrepareConfig, files: Sequence[SourceFile], *, to_end: bool = False) -> Sample:
     """Read documents at some places of a corpus; `to_end` as of `check_corpus`."""
     size, read = PLACE_BYTES, files
     if not to_end:
@@ -127,7 +129,7 @@ def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: 
         tasks, number = [replace(task, files=task.files[:1]) for task in tasks], REMOTE_PLACES
     dropped = Dropped(watched=PEOPLE if to_end else ALL_KINDS)  # to the end the others would cost time
     places = [_read_place(task, prepare, dropped, size, to_end=to_end) for task in choose_evenly(tasks, number)]
-    return Sample(files, places, dropped)
+    return Sample(spec, prepare, files, places, dropped)
 
 
 def choose_evenly(items: Sequence[ItemT], number: int) -> Sequence[ItemT]:
