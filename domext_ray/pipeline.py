@@ -13,7 +13,7 @@ import time
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import check_texts, prepare_run
-from domext_ray.plan import begin, is_finished, look_back, resolve, say_finished, tell_of_base
+from domext_ray.plan import begin, look_back, resolve, tell_if_finished, tell_of_base
 from domext_ray.report.forecast import forecast_run
 from domext_ray.report.report import LiveReport, report_run
 from domext_ray.report.summary import record_start, show_times
@@ -30,8 +30,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
     """
     started = time.time() if started is None else started
     plan = resolve(config, preset)
-    if not config.dry_run and is_finished(plan.paths.run, plan.config):
-        say_finished(plan.paths.run, plan.config)
+    if not config.dry_run and tell_if_finished(plan.paths.run, plan.config):
         return plan.paths.run
     samples = check_texts(plan.config, plan.spec.base)
     goes_on_from = look_back(plan.paths.run)
@@ -42,8 +41,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
     with begin(plan, started) as held:
         run = prepare_run(held, goes_on_from)
         run_dir = run.paths.run
-        if is_finished(run_dir, run.config):  # known only now, where the corpus says how many steps there are
-            say_finished(run_dir, run.config)
+        if tell_if_finished(run_dir, run.config):  # known only now, where the corpus says how many steps there are
             return run_dir
         record_start(run)
         with LiveReport(run_dir) as report:

@@ -88,8 +88,13 @@ def is_finished(run_dir: Place, config: RunOptions) -> bool:
     return is_its and any(0 < limit <= done[name] for limit, name in reached)
 
 
-def say_finished(run_dir: Place, config: SettledConfig) -> None:
-    """Say so, and how the run could go on; keep where the base and the text are now: an export reads the base again."""
+def tell_if_finished(run_dir: Place, config: SettledConfig) -> bool:
+    """Whether a run is finished; if it is, say so, and how it could go on.
+
+    Where the base and the text are now is kept then: an export reads the base again.
+    """
+    if not is_finished(run_dir, config):
+        return False
     stored = read_config(run_dir, SettledConfig)
     moved = replace(stored, base=config.base, corpus=config.corpus, init_from=config.init_from)
     if moved != stored:
@@ -101,6 +106,7 @@ def say_finished(run_dir: Place, config: SettledConfig) -> None:
     print(
         f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
     )
+    return True
 
 
 @contextlib.contextmanager
