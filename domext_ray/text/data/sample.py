@@ -1,11 +1,13 @@
 """A sample of a corpus, read in this process, without Ray or a hash of the content: what it tells is told at once.
 
-Enters: `--corpus`. Leaves: documents from places at equal distances over it. Before a run it is checked for mistakes; a
-dry run also estimates rows from it (`corpus.estimate`).
+Enters: `--corpus`. Leaves: documents from places at equal distances over it. Before a run it is checked for mistakes,
+and what is left in it of another form (tags, escapes, characters read wrongly) is told as notes, and not refused: code
+and web pages are texts, too. A dry run also estimates rows from it (`corpus.estimate`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,6 @@ from domext_ray.text.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_fil
 from domext_ray.text.data.folders import say
 from domext_ray.text.data.groups import ALL_KINDS, PEOPLE, tell_groups
 from domext_ray.text.data.package_docs import write_docs
-from domext_ray.text.data.remains import tell_remains
 from domext_ray.text.data.sources import ReadTask, cut_tasks
 from domext_ray.text.data.tables import tell_forms
 
@@ -29,6 +30,36 @@ PLACE_BYTES, GLANCE_BYTES = 2**18, 2**15
 """Read of a file of lines at a place, and characters taken of it, about; the lesser one where only mistakes count."""
 WHOLE_BYTES = 64 * 2**20
 """A file that cannot be cut (compressed text, Parquet) and is larger is never read to its end."""
+
+_WINDOWS = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
+"""How Windows-1252 reads bytes from 0x80 to 0x9f."""
+_REMAINS = (
+    (
+        "UTF-8 that was read as Latin-1 (Ã©, â€™): ftfy FILE -o NEW mends it",
+        re.compile(rf"Ã[\u0080-\u00bf{_WINDOWS}]|â€|Â[\u00a0-\u00bf]|ï»¿"),
+    ),
+    ("U+FFFD, where a character was lost: make the text anew from its source", re.compile("\ufffd")),
+    (
+        "tags or entities of HTML or XML (</p>, &amp;): take them out",
+        re.compile(
+            r"</[a-zA-Z][\w:.-]*>|<[a-zA-Z][\w:.-]*(?: [\w:.-]+=\"[^\"<>]*\")*\s?/>|<[a-zA-Z][\w:.-]* [\w:.-]+=[\"'\w]"
+            r"|<(?:br|p|li|hr)>|&(?:amp|lt|gt|quot|apos|nbsp|#\d{2,6}|#x[0-9a-fA-F]{2,6});"
+        ),
+    ),
+    (
+        r"escapes (\n, \", \u00e9) in place of what they stand for: decode them",
+        re.compile(r'\\[nrt](?![a-z])|\\"|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}'),
+    ),
+    ("ligatures of a PDF (ﬁ, ﬂ): write them as letters", re.compile("[\ufb00-\ufb06]")),
+    ("a word that a line's end has cut (exam-): join lines before", re.compile(r"[a-z]-\Z")),
+    (
+        "a value as Python or JSON spells it (b'…', ['…']) in place of its text: take the text out",
+        re.compile(r"""b(['"]).*\1\Z|\[(['"]).*\2\]\Z|\{"[^"]+": .*\}\Z|"[^"]*(?:\\.[^"]*)+"\Z"""),
+    ),
+)
+"""What is told, with its cure, and how it is found; the last one is a whole text."""
+_REMAINS_FRAC, _FEWEST_REMAINS = 0.05, 3
+"""Texts that have something by chance, or because they are about it, are fewer."""
 
 ItemT = TypeVar("ItemT")
 
@@ -91,7 +122,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     sample = read_sample(spec, prepare, files, to_end=to_end)
     tell_forms(sample.dropped.forms)
     if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
-        tell_remains(spec, sample.named)
+        _tell_remains(sample)
     dropped, documents = sample.dropped, sample.documents
     has_docs = any(source.kind == PACKAGE_DOCS for source in files)  # which are text
     if sample.frac == 1 or (
@@ -107,6 +138,23 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
             "each; give more text, or a finer --prepare.document."
         )
     return sample
+
+
+def _tell_remains(sample: Sample) -> None:
+    """Say on standard error, once a process, what many texts of a sample have."""
+    counts, first, num_texts = [0] * len(_REMAINS), [""] * len(_REMAINS), 0
+    for path, text in sample.named:
+        num_texts += 1
+        for i, (_, pattern) in enumerate(_REMAINS):
+            if pattern.match(text) if i == len(_REMAINS) - 1 else pattern.search(text):
+                counts[i] += 1
+                first[i] = first[i] or path
+    for (what, _), number, path in zip(_REMAINS, counts, first, strict=True):
+        if number >= max(_FEWEST_REMAINS, _REMAINS_FRAC * num_texts):
+            say(
+                f"{number:,} of {num_texts:,} texts of {sample.spec!r} that were looked at have {what}, unless they "
+                f"are meant; the first is in {path}"
+            )
 
 
 def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun: bool = False) -> None:
