@@ -40,7 +40,7 @@ from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.text.data.draws import hash_counters
 from domext_ray.text.data.files import HEAD_BYTES, require_text
-from domext_ray.text.data.plain_text import require_plain_text
+from domext_ray.text.data.line_forms import require_plain_text
 from domext_ray.text.data.readers import TEXT_FIELD
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import to_batch

@@ -40,7 +40,7 @@ from domext_ray.text.data.files import (
     require_lines,
     require_text,
 )
-from domext_ray.text.data.json_forms import ITEMS, LINES, part_json_words, require_json_lines
+from domext_ray.text.data.line_forms import ITEMS, LINES, part_json_words, require_json_lines
 from domext_ray.text.data.readers import read_columns, read_objects
 from domext_ray.text.data.tables import Forms, read_cells, tell_forms
 

@@ -30,7 +30,7 @@ from domext_ray.text.data.files import (
     require_utf8_text,
 )
 from domext_ray.text.data.groups import count_values, describe_option, find_within, hash_group, may_say_whose
-from domext_ray.text.data.plain_text import require_plain_text
+from domext_ray.text.data.line_forms import require_plain_text
 from domext_ray.text.data.readers import TEXT_FIELD, is_bytes, is_text, read_lines, read_rows
 from domext_ray.text.data.sources import ReadTask
 

@@ -20,7 +20,7 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.files import JSONL, PACKAGE_DOCS, RECODE, TEXT, SourceFile
 from domext_ray.text.data.groups import FieldValues, join_values
-from domext_ray.text.data.json_forms import COLUMNS
+from domext_ray.text.data.line_forms import COLUMNS
 from domext_ray.text.data.tables import Forms, tell_forms
 
 WARNING_FRAC = 0.01

@@ -32,8 +32,7 @@ from domext_ray.text.data.files import (
     require_lines,
     require_utf8_text,
 )
-from domext_ray.text.data.json_forms import part_json_words, require_json_lines
-from domext_ray.text.data.plain_text import require_plain_text
+from domext_ray.text.data.line_forms import part_json_words, require_json_lines, require_plain_text
 from domext_ray.text.data.tables import Forms, read_cells
 
 TEXT_FIELD = "text"

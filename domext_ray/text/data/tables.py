@@ -29,7 +29,7 @@ Forms: TypeAlias = dict[str, list[Any]]
 
 _PLAIN, _QUOTED, _ESCAPED, _SPACED, _SEPARATOR = "plain", "quoted", "escaped", "spaced", "separator"
 JSON_AS_TEXT, COLUMNS_AS_TEXT = "json", "columns"
-"""Files of text that seem to be something else: see `plain_text`."""
+"""Files of text that seem to be something else: see `line_forms`."""
 SEPARATORS = "\t,;|"
 _NAMED = "and is read whole, as the file's name says; to read one of"
 _TOLD = {

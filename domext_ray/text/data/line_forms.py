@@ -1,11 +1,15 @@
-r"""The beginning of a file of JSON -> the sentence that refuses one that is not JSON Lines, with what makes it so.
+r"""The beginning of a file of lines -> the sentence that refuses what its name does not say, or what is told of it.
 
-An array, tables as pandas writes them, lists and texts in place of objects: each has a program for jq. U+200B may be
-written as an escape, which is a space here as it is in text.
+JSON is read if it is an object a line. An array, tables as pandas writes them, lists and texts in place of objects:
+each has a program for jq. U+200B may be written as an escape, which is a space here as it is in text.
+
+Many a name says less than the content: lines of JSON in `part-00000` or `notes.txt` are texts with braces around them,
+and so are rows of a table. What has the field that is asked for is refused. Anything else is read as it is, and told.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -14,6 +18,7 @@ from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.files import part_words
+from domext_ray.text.data.tables import COLUMNS_AS_TEXT, JSON_AS_TEXT, SEPARATORS, Forms
 
 ITEMS = ".[]"
 """What takes an array, or an object of objects by id, apart."""
@@ -41,6 +46,11 @@ _MOST = 3 / 4
 _FEWEST_IDS = 20
 """Of an object of texts: a row has fewer fields."""
 _ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u200[bB]")
+
+_OBJECT = re.compile(rf"[\[\s]*\{{\s*{_KEY}")
+_COLUMN = re.compile(r"[\w.-]{0,30}")
+"""A column's name, in a header that is known by its names alone."""
+_FEWEST_ROWS, _SEEN_LINES = 3, 50
 
 
 def part_json_words(text: str) -> str:
@@ -95,9 +105,9 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
     if any(are_texts) and not (is_alone and all(are_texts)):
         return "an array a line", "{FIELD: .[PLACE]}"
     if isinstance(value, dict) and value:
-        if has_text(value, fields):
+        if _has_text(value, fields):
             return "", ""
-        if is_alone and all(has_text(item, fields) for item in value.values()):
+        if is_alone and all(_has_text(item, fields) for item in value.values()):
             return "an object of objects", ITEMS
         if is_alone and len(value) >= _FEWEST_IDS and all(isinstance(item, str) for item in value.values()):
             return "an object of texts", ".[] | {FIELD: .}"
@@ -112,7 +122,7 @@ def _find_wrapped(text: str, fields: Sequence[str]) -> tuple[str, str]:
     try:
         value, end = json.JSONDecoder().raw_decode(text)
         is_most = len(json.dumps(value[key])) > _MOST * len(json.dumps(value))  # else these are of a text beside them
-        is_row = bool(text[end:].strip()) or has_text(value, fields) or not is_most
+        is_row = bool(text[end:].strip()) or _has_text(value, fields) or not is_most
     except (ValueError, RecursionError):  # it is longer than this beginning: a row would have no line breaks
         is_row = "\n" not in text[: found.end()] or any(json.dumps(field) in found[0] for field in fields)
     if is_row:
@@ -130,6 +140,50 @@ def _find_place(text: str) -> str:
     return str(max(range(len(values)), key=lambda i: len(values[i]) if isinstance(values[i], str) else -1, default=0))
 
 
-def has_text(value: Any, fields: Sequence[str]) -> bool:
+def _has_text(value: Any, fields: Sequence[str]) -> bool:
     """Whether a value is an object that has a text in one of some fields."""
     return isinstance(value, dict) and any(isinstance(value.get(field), str) for field in fields)
+
+
+def require_plain_text(path: str, head: bytes, fields: Sequence[str], forms: Forms) -> None:
+    """Refuse a file whose lines are rows with one of `fields`; `forms` is told of other rows (`tables.tell_forms`)."""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    found = ""
+    if _OBJECT.match(text):
+        require_json_lines(path, head, fields)
+        if _has_text(_parse(text.partition("\n")[0]), fields):
+            raise CorpusError(f"{path} is JSON Lines, and such a file's name must end in .jsonl; rename it.")
+        found = JSON_AS_TEXT
+    elif table := _find_table(text):
+        separator, names = table
+        if taken := [name for name in names if name.lower() in fields]:
+            raise CorpusError(
+                f"{path} begins with the names of columns, {taken[0]!r} among them; name it "
+                f"{'.tsv' if separator == chr(9) else '.csv'} to read that column, or take its first line out if each "
+                "line is a text."
+            )
+        found = COLUMNS_AS_TEXT
+    if found:
+        forms.setdefault(found, [0, path])[0] += 1
+
+
+def _parse(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _find_table(text: str) -> tuple[str, list[str]] | None:
+    """Return the separator and the first row of a table: rows of one width, below names or with tabs."""
+    lines = [line for line in text.split("\n")[:-1] if line.strip() and not line.startswith("#")][:_SEEN_LINES]
+    for separator in SEPARATORS:
+        try:
+            rows = list(csv.reader(lines, delimiter=separator, strict=True))
+        except csv.Error:
+            continue
+        names = rows[0] if rows else []
+        is_header = separator == "\t" or (any(names) and all(map(_COLUMN.fullmatch, names)))
+        if len(rows) >= _FEWEST_ROWS and len(names) > 1 and is_header and {len(row) for row in rows} == {len(names)}:
+            return separator, names
+    return None
