@@ -26,7 +26,7 @@ import pyarrow as pa
 from domext_ray.errors import CorpusError, name_file
 from domext_ray.families.readers.columns import LABEL_COLUMNS, find_missing, lacks_column
 from domext_ray.families.readers.issues import DataIssues, Record, shorten
-from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.families.readers.set_description import Column, SetDescription
 from domext_ray.families.readers.tagged import is_tag
 from domext_ray.files import walk
 from domext_ray.storage import Place, is_pointer
@@ -55,6 +55,7 @@ _WEBANNO = "#FORMAT=WebAnno"
 _NUMBER = re.compile(r"\d+(?:[-.]\d+)?")
 """What stands before a word of CoNLL-U: its number, or those of a range of words (du: 3-4) or of an empty node."""
 _HEADER = ({"word", "words", "token", "tokens", "text", "form"}, {"tag", "tags", "label", "labels", "ner", "ner_tags"})
+_LABEL_NAMES = ("label", "labels", "class", "category", "target")
 _MOST_WORDS = 500
 """Of a file that is a single sentence: one of more has no blank lines."""
 _IS_CSV = (
@@ -257,12 +258,27 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
                 continue
             if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
                 raise lacks_column(f"{path}:{number}", names, description)
+            _require_no_header(f"{path}:{number}", names, description)
         if len(cells) != width:
             issues.add(f"{path}:{number}", "row", f"has not {width} fields as the first line", len(cells))
+        elif header is not None and [cell.strip() for cell in cells] == header:
+            issues.add(f"{path}:{number}", "row", "repeats the header")
         elif header is not None:
             yield Record(dict(zip(header, cells, strict=True)), str(path), number)
         else:
             yield Record({place: cell for i, cell in enumerate(cells) for place in (i, i - width)}, str(path), number)
+
+
+def _require_no_header(source: str, names: Sequence[str], description: SetDescription) -> None:
+    """Refuse a first row that would be read by places, and whose label is the name of such a column."""
+    cells: dict[Column, str] = {place: name for i, name in enumerate(names) for place in (i, i - len(names))}
+    places = [place for role in ("label", "labels") for place in description.columns.get(role, ())]
+    named = next((place for place in places if cells.get(place, "").lower() in _LABEL_NAMES), None)
+    if named is not None:
+        raise CorpusError(
+            f"{source} is a header, and would be read as a row, because the set's columns are places; give their names "
+            f"({cells[named]!r} in place of {named}) as columns in {description.yaml}."
+        )
 
 
 def _require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:

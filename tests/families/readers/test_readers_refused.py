@@ -41,6 +41,10 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ),
     (CLASSES, "csv", 'text,label\nfine,a\n"x"y,b\n', {}, "train.csv:3 is no CSV"),
     (
+        *(CLASSES, "csv", "review,Label\nfine,a\n", {"columns": {"text": (0,), "label": (-1,)}}),
+        "train.csv:1 is a header, and would be read as a row, because the set's columns are places; give their names",
+    ),
+    (
         CLASSES,
         "jsonl",
         '{"text": "a", "label": "b"}\n["a"]\n',

@@ -117,6 +117,16 @@ def test_rows_of_another_width(tmp_path: Path) -> None:
     assert made.notes[0].startswith("4 x row left out: it has not 2 fields as the first line")
 
 
+def test_a_header_that_stands_again_is_no_row(tmp_path: Path) -> None:
+    """As in files that were joined; without names a row may be like any other."""
+    made = load(tmp_path / "named", "classification", {"train.csv": "text,label\na,x\ntext,label\nlabel,text\n"})
+    assert shown(made) == [("a", None, "x"), ("label", None, "text")]
+    assert made.notes[0].startswith(f"2 x row left out: it repeats the header ({tmp_path}/named/train.csv:3, ")
+    places = {"columns": {"text": (0,), "label": (1,)}}
+    made = load(tmp_path / "places", "classification", {"train.csv": "a,x\na,x\nlabel,text\n"}, **places)
+    assert shown(made) == [("a", None, "x"), ("a", None, "x"), ("label", None, "text")]
+
+
 def test_columns_that_are_not_read_may_be_several(tmp_path: Path) -> None:
     made = load(tmp_path, "classification", {"train.csv": ",text,label,,accept,accept\n0,fine,a,,0,1\n1,long,b,,1,0\n"})
     assert shown(made) == [("fine", None, "a"), ("long", None, "b")]
