@@ -7,6 +7,7 @@ and a label counts whose probability (sigmoid) is above a threshold that dev cho
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 _BITS = re.compile(r"[01](?:\.0)?(?:[\s,;|]+[01](?:\.0)?)+")
 _BETWEEN_BITS = re.compile(r"[\s,;|]+")
 _OTHER_SEPARATORS = "|;"
+_JOINTS = ",|;#、，；\n\t/+& "
+"""What may stand between several labels."""
+_FREE_JOINTS = "/+& "
+"""Of these what names of labels often have; a space is one only if all labels that have one are several."""
+_FEWEST_SPACED = 3
 
 
 class MultiLabelTask(TextRows, ClassTask):
@@ -92,6 +98,7 @@ class MultiLabelTask(TextRows, ClassTask):
         num_vectors = sum(bits is not None and len(set(bits)) < len(bits) for bits in vectors)  # no label stands twice
         is_even = None not in vectors and len({len(bits) for bits in vectors if bits is not None}) == 1
         if not every or {"0", "1"} & {*every[0].description.labels} or not (is_even or 2 * num_vectors > len(every)):
+            _require_single(every)
             return splits
         names, yaml = every[0].description.labels, every[0].description.yaml
         sizes = Counter(len(bits) for bits in vectors if bits is not None)
@@ -199,15 +206,52 @@ def _read_bits(value: Any) -> list[bool] | None:
 
 
 def _check_separator(rows: Sequence[SetRow]) -> None:
-    """Refuse cells that another separator parts, while none has that of the description."""
+    """Refuse cells that another separator parts, while none has that of the description, and labels that are none."""
     cells = [(row, value) for row in rows if isinstance(value := row.get("labels"), str)]
-    if any(row.description.separator in value for row, value in cells):
-        return
+    is_used = any(row.description.separator in value for row, value in cells)
     for row, value in cells:
         separator = next((char for char in _OTHER_SEPARATORS if len(split_cell(value, char)) > 1), None)
-        if separator and value.strip() not in row.description.labels:
+        if not is_used and separator and value.strip() not in row.description.labels:
             raise CorpusError(
                 f"{row.source} has {shorten(value, 40)} as its labels, and no cell of the set has the separator "
                 f'{row.description.separator!r}; write separator: "{separator}" in {row.description.yaml}, or name the '
                 "set's labels there if this is one."
             )
+        if _is_closed(value) and not all(map(_is_closed, split_cell(value, row.description.separator))):
+            raise CorpusError(
+                f"{row.source} has {shorten(value, 40)} as its labels, whose brackets the separator "
+                f'{row.description.separator!r} parts; write a list with quotes (["a", "b"]), or set another separator '
+                f"in {row.description.yaml}."
+            )
+
+
+def _require_single(rows: Sequence[SetRow]) -> None:
+    """Refuse a label whose parts, between separators, are labels, too."""
+    sources: dict[str, SetRow] = {}
+    for row in rows if rows and not rows[0].description.labels else ():
+        value = row.get("labels")
+        listed = split_cell(value, row.description.separator) if isinstance(value, str) else value
+        for label in listed if isinstance(listed, list | tuple) else ():
+            if isinstance(label, str):
+                sources.setdefault(label.strip(), row)
+    spaced = [label for label in sources if " " in label]
+    is_joined = len(spaced) >= _FEWEST_SPACED and all(sources.keys() >= {*label.split()} for label in spaced)
+    usual = rows[0].description.separator if rows else ""
+    for char in (_JOINTS if is_joined else _JOINTS.rstrip()).replace(usual, ""):
+        parts = {label: list(dict.fromkeys(split_cell(label, char))) for label in sources if char in label}
+        counts = Counter(itertools.chain.from_iterable(parts.values() if char not in _FREE_JOINTS else ()))
+        known = sources.keys() | {part for part, number in counts.items() if number > 1}
+        label = next((label for label, own in parts.items() if len(own) > 1 and known >= {*own}), "")
+        if label:
+            first, others = sources[label], " and ".join(map(repr, parts[label]))
+            raise CorpusError(
+                f"{first.source} has the label {shorten(label, 40)}, and {others} are of other rows, too; part several "
+                f"labels by {first.description.separator!r}, or set separator, or name all labels if this is one, in "
+                f"{first.description.yaml}."
+            )
+
+
+def _is_closed(text: str) -> bool:
+    """Whether each bracket has its other one."""
+    depths = [*itertools.accumulate((char in "([{") - (char in ")]}") for char in text)]
+    return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])

@@ -18,6 +18,8 @@ _ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+.\w]+"""
 _ITEMS = re.compile(_ITEM)
 _ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))*\s*\]")
 """A list as NumPy writes it, without commas, which Python would read as one text."""
+_SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)
+"""A set as Python writes it where {…} is none."""
 _LIST_OF_TEXTS = re.compile(r"""\[\s*['"]""")
 
 
@@ -41,6 +43,9 @@ def read_nested(value: Any) -> Any:
     cell that begins as a list of texts and is none is a ValueError.
     """
     text = value.strip() if isinstance(value, str) else ""
+    text = value.strip() if isinstance(value, str) else ""
+    if found_set := _SET.fullmatch(text):
+        text = found_set[1] or "[]"
     if text[:1] + text[-1:] not in ("[]", "{}", "()"):
         return value
     for parse in (json.loads, _read_array, ast.literal_eval):

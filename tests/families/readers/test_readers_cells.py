@@ -72,12 +72,14 @@ SPELLED: dict[str, Any] = {
     "[' ', 'a']": [" ", "a"],
     "('a', 'b')": ["a", "b"],
     "{'b', 'a'}": ["a", "b"],
+    "frozenset({'b', 'a'})": ["a", "b"],
+    "set()": [],
     "[0 1 0]": [0, 1, 0],
     "[0. 1.]": [0.0, 1.0],
     "[]": [],
     "{'text': ['a'], 'answer_start': [0]}": {"text": ["a"], "answer_start": [0]},
 }
-TEXTS = ["[urgent]", "(a)", "(1, 2)", "a, b", "['a'", "{x}", "[18F]FDG", "[a] and [b]"]
+TEXTS = ["[urgent]", "(a)", "(1, 2)", "a, b", "['a'", "{x}", "[18F]FDG", "[a] and [b]", "set(a)"]
 
 
 def test_a_cell_that_spells_a_list_is_one() -> None:

@@ -130,3 +130,42 @@ def test_a_separator_that_never_occurs(tmp_path: Path) -> None:
         assert made.labels == ("engine", "noise")
         names = ("engine", f"engine{mark}noise")
         assert load(folder, "multilabel", contents, labels=names).labels == names
+
+
+SEVERAL = {
+    "a,b; b|c; a; c": "'b|c', and 'b' and 'c'",
+    "a/b; a; b": "'a/b', and 'a' and 'b'",
+    "甲\u3001\u4e59; \u4e59\u3001\u4e19; \u4e19\u3001\u7532": "'\u7532\u3001\u4e59', and '\u7532' and '\u4e59'",
+    "a##b; b##a": "'a##b', and 'a' and 'b'",
+    "a b; b c; c a; a; b; c": "'a b', and 'a' and 'b'",
+    "very bad; very good; so bad; so good": "",
+    "heart pain; heart; pain": "",
+    "in/out; in/err; out": "",
+    "C; C#; C++": "",
+}
+
+
+def test_labels_that_are_several_are_refused(tmp_path: Path) -> None:
+    """By what parts them in other rows; names of labels have spaces and slashes, too."""
+    for i, (cells, said) in enumerate(SEVERAL.items()):
+        lines = [f'row {j},"{cell}"\n' for j, cell in enumerate(cells.split("; "))]
+        contents: dict[str, str | bytes] = {"train.csv": "text,labels\n" + "".join(lines)}
+        if said:
+            message = refuse(tmp_path / str(i), "multilabel", contents)
+            assert f" has the label {said} are of other rows, too; part several labels by ','" in message
+        else:
+            assert len(load(tmp_path / str(i), "multilabel", contents).labels) > 1
+        named = load(
+            tmp_path / str(i), "multilabel", contents, labels=tuple(sorted({*cells.replace(",", "; ").split("; ")}))
+        )
+        assert len(named.train) == len(lines)
+
+
+def test_brackets_that_a_separator_parts_are_refused(tmp_path: Path) -> None:
+    for i, cell in enumerate(("[a, b]", "{a,b}", "array(['a', 'b'], dtype=object)", "acids (weak, strong)")):
+        message = refuse(tmp_path / str(i), "multilabel", {"train.csv": f'text,labels\nt,"{cell}"\nu,a\n'})
+        assert message.startswith(
+            f"train.csv:2 has {cell!r} as its labels, whose brackets the separator ',' parts; write"
+        )
+    made = load(tmp_path / "marks", "multilabel", {"train.csv": 'text,labels\nt,":), :("\nu,a)\n'})
+    assert made.labels == (":(", ":)", "a)")
