@@ -1,7 +1,7 @@
 """What was read as a label, by split: told before anything trains, so that a wrong column or mark is seen.
 
-Enters: the splits of a labelled set. Leaves: counts by label, sentences on what is odd about them, and a refusal of
-training examples from which nothing can be learned.
+Enters: the splits of a labelled set. Leaves: counts by label, sentences on what is odd about them, examples that two
+splits share, and a refusal of training examples from which nothing can be learned.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet, add_article
 from domext_ray.families.readers.issues import list_places
-from domext_ray.report.tables import NONE
+from domext_ray.report.tables import NONE, format_text
 
 MAX_SHOWN = 20
 """Labels that a table has rows for; of more, the last row sums up the seldom ones."""
 _FEWEST = 20
 """Labels of one example each that are too many, if half of what is labelled has such a one."""
+_FEWEST_SHARED = 5
+"""Examples that two splits have are told as a warning if they are so many at least, and half of one."""
 Splits = Mapping[str, tuple[Example, ...]]
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
@@ -64,13 +66,39 @@ def describe_labels(split: str, examples: tuple[Example, ...]) -> str:
     return f"Labels of {split}: {', '.join(f'{row[0]} {row[column]}' for row in rows)}."
 
 
+def describe_set(data: LabelledSet) -> str:
+    """Return what a plan says of a set: examples and labels of each split, and its notes."""
+    sizes = " / ".join(f"{len(examples):,}" for examples in data.splits.values())
+    labels = format_text(list_label_rows(count_labels(data.splits, data.labels)))
+    notes = (f"note: {note}" for note in data.notes if note not in data.warnings)
+    return "\n".join([f"set: {data.name}, {sizes} examples (train / dev / test)", labels, *notes])
+
+
 def _show(value: float | None) -> str:
     return NONE if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
+def count_shared(data: LabelledSet) -> dict[str, int]:
+    """Return how many examples of dev and of test are in train, too."""
+    return {split: len(_list_shared(data.splits, split, "train")) for split in ("dev", "test")}
+
+
+def _list_shared(splits: Splits, held_out: str, seen: str) -> list[str]:
+    """Return where the examples of one split stand that another one has, too."""
+    known = {example.seen for example in splits.get(seen, ())}
+    return [example.source for example in splits.get(held_out, ()) if example.seen in known]
+
+
 def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return notes on the labels of a set's splits, and warnings, which must be heard before training."""
+    """Return notes on a set's splits and their labels, and warnings, which must be heard before training."""
     notes, warnings = list[str](), list[str]()
+    for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
+        if shared := _list_shared(splits, held_out, seen):  # their scores are too good
+            is_copy = splits[held_out][0].path != splits[seen][0].path  # of a file, not of a part of one
+            is_most = len(shared) >= max(_FEWEST_SHARED, len(splits[held_out]) / 2)
+            (warnings if is_copy and is_most else notes).append(
+                f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}."
+            )
     folded = defaultdict[str, list[str]](list)
     for label in labels:
         folded[_fold(label)].append(label)

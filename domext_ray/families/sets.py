@@ -1,6 +1,6 @@
 """A described set -> a `LabelledSet` in memory.
 
-Enters: a description. Leaves: train, dev and test, the labels in the head's order, the
+Enters: a configuration, or a description. Leaves: train, dev and test, the labels in the head's order, the
 catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
 the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
 land on one side and other rows change nothing. By the same hash a set is cut to few labels.
@@ -10,37 +10,44 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
-from domext_ray.families.label_counts import (
-    Splits,
-    describe_labels,
-    find_oddities,
-    require_learnable,
-)
-from domext_ray.families.readers.examples import (
-    SPLITS,
-    Example,
-    LabelledSet,
-    list_shared,
-)
-from domext_ray.families.readers.issues import DataIssues, list_places
+from domext_ray.families.described_sets import find_set
+from domext_ray.families.label_counts import Splits, describe_labels, find_oddities, require_learnable
+from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet
+from domext_ray.families.readers.issues import DataIssues
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.splits import find_file, find_split_files, read_splits
+from domext_ray.text.data.sources import FileRecord
 
 _NONE = ("nan", "null", "<na>", "#n/a")
 """What pandas, databases and Excel write where there is nothing."""
-_FEWEST_SHARED = 5
-"""Examples that two splits have are told as a warning if they are so many at least, and half of one."""
 MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""
+_SELDOM = ("group", "misplaced", "unplaced")
+"""Fields that count only where they have something."""
+
+
+def load_labelled(config: FinetuneConfig) -> LabelledSet:
+    """Read the set that a configuration names, with a hash of its examples, and print its warnings."""
+    description, labelled = find_set(config.task, config.data), config.labelled
+    data = load_set(description, strict=labelled.strict, repair=labelled.repair)
+    for warning in data.warnings:
+        print(f"warning: {warning}", flush=True)
+    require_learnable(data, description.data)
+    if labelled.num_examples:  # which are taken depends on no run's seed
+        data = take_examples(data, labelled.num_examples, labelled.examples_seed)
+    sha256, files = _hash_examples(data)
+    return replace(data, sha256=sha256, files=files)
 
 
 def load_set(description: SetDescription, *, strict: bool = False, repair: bool = False) -> LabelledSet:
@@ -66,9 +73,9 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {description.data} ({names}).")
     if not splits["train"]:
         raise _lacks_split("train", splits, description, issues.list_notes(sources))
-    found, told = find_oddities(splits, labels)
-    shared, copied = _count_shared(splits)
-    warnings = (*issues.warnings, *copied, *told)
+    told = issues.list_notes(sources)
+    found, heard = find_oddities(splits, labels)
+    warnings = (*issues.warnings, *heard)
     return LabelledSet(
         description.name,
         splits["train"],
@@ -77,11 +84,13 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
         labels,
         description.negative_label,
         side if family.side_file == "catalogue" else (),
-        (*notes, *issues.list_notes(sources), *shared, *found, *warnings),
+        (*notes, *told, *found, *warnings),
         description.positive_label,
         description.marks,
         description.rule,
         warnings,
+        description.task,
+        description.metric,
     )
 
 
@@ -197,22 +206,6 @@ def _lacks_split(split: str, splits: Splits, description: SetDescription, notes:
     )
 
 
-def _count_shared(splits: Splits) -> tuple[list[str], list[str]]:
-    """Say how many examples of dev and test are also in train, or test in dev: their scores are too good.
-
-    Returned are notes, and warnings where that is half of a split which has a file of its own.
-    """
-    notes, warnings = list[str](), list[str]()
-    for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
-        if shared := list_shared(splits, held_out, seen):
-            is_copy = splits[held_out][0].path != splits[seen][0].path
-            is_most = len(shared) >= max(_FEWEST_SHARED, len(splits[held_out]) / 2)
-            (warnings if is_copy and is_most else notes).append(
-                f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}."
-            )
-    return notes, warnings
-
-
 def _find_labels(
     splits: Splits, description: SetDescription, named: tuple[str, ...], issues: DataIssues
 ) -> tuple[str, ...]:
@@ -263,3 +256,22 @@ def _read_side(description: SetDescription) -> Any:
     family = FAMILIES[description.task]
     patterns = family.side_file and getattr(description, family.side_file)
     return family.read_side(_find_side_file(family.side_file, description)) if patterns else None
+
+
+def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
+    """Return each file with a hash of what was read there, given in pairs of file and that."""
+    files = defaultdict[str, Any](hashlib.sha256)
+    for path, line in lines:
+        files[path].update(f"{line}\n".encode())
+    return [(path, digest.hexdigest()) for path, digest in files.items()]
+
+
+def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
+    digest, lines = hashlib.sha256(repr((data.labels, data.catalogue)).encode()), list[tuple[str, str]]()
+    for split, examples in data.splits.items():
+        for example in examples:
+            values = {key: value for key, value in asdict(example).items() if value or key not in _SELDOM}
+            del values["source"], values["path"]  # where a file is does not make it another set
+            lines.append((example.path, f"{split} {values}"))
+            digest.update(f"{lines[-1][1]}\n".encode())
+    return digest.hexdigest(), hash_by_file(lines)

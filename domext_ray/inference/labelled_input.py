@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass
 
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import find_set
-from domext_ray.families.loading import hash_by_file
 from domext_ray.families.readers.examples import Example, RawSentence
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
-from domext_ray.families.sets import read_split
+from domext_ray.families.sets import hash_by_file, read_split
 from domext_ray.families.tagging import cut_again
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow

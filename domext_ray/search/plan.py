@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, DomextError, StorageError
-from domext_ray.families.loading import LoadedSet, load_labelled
+from domext_ray.families.label_counts import describe_set
+from domext_ray.families.readers.examples import LabelledSet
+from domext_ray.families.sets import load_labelled
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
 from domext_ray.plan import load_run_base, pin_other_texts, resolve_files, size_model, warn_of_rules
@@ -54,7 +56,7 @@ class SweepPlan:
     points: list[Point]  # of its trials; empty: Optuna suggests them
     refused: Counter[str]  # points that cannot be trained, by the reason
     folder: Place  # its directory
-    sets: tuple[LoadedSet, ...]  # the tasks', without their test splits
+    sets: tuple[LabelledSet, ...]  # the tasks', without their test splits
     identity: dict[str, Any]  # what makes the sweep this one; see `identity_of`
     prepared: Mapping[str, Prepared] = field(default_factory=dict)  # by `space.name_preparation`
     cpus: float = 1.0  # of a trial's process
@@ -78,7 +80,7 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     space = read_space(config.space)
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))
-    identity = {**identity_of(config), **{f"data_sha256.{i}": loaded.sha256 for i, loaded in enumerate(sets)}}
+    identity = {**identity_of(config), **{f"data_sha256.{i}": data.sha256 for i, data in enumerate(sets)}}
     check_identity(folder, identity, free=GROWING)
     is_fixed = not any(
         dimension.name == "base" or dimension.name.startswith("vocab.") for dimension in space.dimensions
@@ -137,13 +139,10 @@ def _check_point(
     return configs
 
 
-def _load_sets(config: SweepConfig) -> list[LoadedSet]:
+def _load_sets(config: SweepConfig) -> Iterator[LabelledSet]:
     """Read the tasks' sets; their test splits are left behind, so that no trial sees them."""
-    sets = []
-    for task, data in zip(config.tasks, config.places, strict=True):
-        loaded = load_labelled(replace(config.finetune, task=task, data=data))
-        sets.append(replace(loaded, data=replace(loaded.data, test=())))
-    return sets
+    for task, place in zip(config.tasks, config.places, strict=True):
+        yield replace(load_labelled(replace(config.finetune, task=task, data=place)), test=())
 
 
 def resolve_trials(config: SweepConfig) -> SweepConfig:
@@ -163,7 +162,7 @@ def describe_sweep(plan: SweepPlan) -> str:
     begun = plan.ledger.list()
     number, _ = count_trials(search, points, begun)
     lines = [
-        *(loaded.describe() for loaded in plan.sets),
+        *map(describe_set, plan.sets),
         f"{len(points) or search.trials} trials of {amount}, scored at {shares} of it; {search.searcher} search"
         + (", stopped by ASHA" if search.scheduler == "asha" else ""),
         *(describe_point(point) for point in points),

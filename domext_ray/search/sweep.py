@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
+from domext_ray.families.label_counts import describe_set
 from domext_ray.inputs import get_or_prepare_inputs, require_same_text
 from domext_ray.plan import load_run_base, pin_corpus
 from domext_ray.runs.run_directory import (
@@ -65,7 +66,7 @@ def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorke
     start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
-    print("\n".join([*(loaded.describe() for loaded in plan.sets), f"sweep directory: {folder}"]), flush=True)
+    print("\n".join([*map(describe_set, plan.sets), f"sweep directory: {folder}"]), flush=True)
     with lock_run(folder):
         check_shared_storage(folder)
         plan = replace(prepare_sweep(plan), cpus=cpus)

@@ -22,8 +22,8 @@ from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.families.loading import LoadedSet
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Resampled, average
@@ -197,7 +197,7 @@ def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, devic
     "f1" is the mean over sets, "figure" what it is called, and "f1_interval" its 95 % [low, high] over documents and
     restarts.
     """
-    scored, metrics = zip(*(_score_set(start, loaded, config, device) for loaded in plan.sets), strict=True)
+    scored, metrics = zip(*(_score_set(start, data, config, device) for data in plan.sets), strict=True)
     found = average(scored)
     return {
         "figure": "F1" if all(metric.split(".")[0] == "f1" for metric in metrics) else "downstream score",
@@ -208,11 +208,11 @@ def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, devic
 
 
 def _score_set(
-    start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device
+    start: StartModel, data: LabelledSet, config: FinetuneConfig, device: torch.device
 ) -> tuple[Resampled, str]:
     """Return the figure of the grid's best point, of every restart, with its resamples; and which figure it is."""
     config = replace(config, model=start.id)
-    task = make_set_task(config, start, loaded)
+    task = make_set_task(config, start, data)
 
     def fit(point: FinetunePoint) -> Score:
         fitted = fit_stages(start, task, config, point, device, lambda record: None)

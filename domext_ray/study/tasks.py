@@ -24,9 +24,9 @@ from domext_ray.config.jobs import ALL, StudyConfig
 from domext_ray.downstream.finetune.comparison import ScoredRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import CorpusError
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.label_counts import describe_set
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.sets import take_examples
+from domext_ray.families.sets import load_labelled, take_examples
 from domext_ray.intervals import Resampled
 from domext_ray.runtime.trials import Ledger, Step, Trial, run_here
 from domext_ray.storage import Place
@@ -41,11 +41,11 @@ def check_sets(config: StudyConfig) -> tuple[int, ...]:
     """Read all sets of --tasks, print what they hold, and return how many labels there are to learn from in each."""
     totals = []
     for i in range(len(config.tasks)):
-        loaded = load_labelled(_configure(config, i))
-        print(loaded.describe(), flush=True)
-        totals.append(len(loaded.data.train))
+        data = load_labelled(_configure(config, i))
+        print(describe_set(data), flush=True)
+        totals.append(len(data.train))
         for seed in range(config.seed, config.seed + config.seeds) if config.labels else ():
-            print(f"seed {seed}: {_count_taken(config, loaded.data, seed)} labels are taken", flush=True)
+            print(f"seed {seed}: {_count_taken(config, data, seed)} labels are taken", flush=True)
     return tuple(totals)
 
 

@@ -44,9 +44,9 @@ from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
 from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, plan_epoch, prepare_task
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.families.loading import load_labelled
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.rows import Row
+from domext_ray.families.sets import load_labelled
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.files import ASSETS, read_json
 from domext_ray.intervals import over_seeds, subtract
@@ -193,12 +193,12 @@ def _read_entities(options: argparse.Namespace, limits: TaskOptions) -> tuple[Fi
     """Return how ours trains, what both start from, and a task of words."""
     engine = EngineConfig(precision=options.precision)
     config = FinetuneConfig(task=options.task, data=options.data, model=options.model, method=FULL, engine=engine)
-    loaded, start = load_labelled(config), open_model(options.model).load()
-    if loaded.family != "ner":
-        raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
+    data, start = load_labelled(config), open_model(options.model).load()
+    if data.family != "ner":
+        raise ConfigError(f"--task {options.task!r} is of the family {data.family}; this benchmark takes ner.")
     if start.config.has_extension or not find_layout(start.config).has_plain_heads:
         raise ConfigError(f"--model {options.model!r} is no plain BERT; the rival is, so give a base.")
-    return config, start, FAMILIES[loaded.family](loaded.data, start.tokenizer, limits).stages[ONLY_STAGE]
+    return config, start, FAMILIES[data.family](data, start.tokenizer, limits).stages[ONLY_STAGE]
 
 
 def _describe_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

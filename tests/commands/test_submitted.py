@@ -24,7 +24,7 @@ from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import ROLES, settle_paths
 from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.sets import load_labelled
 from domext_ray.text.data.files import PACKAGE_DOCS
 from domext_ray.text.data.names import SHIPPED_BASE
 
@@ -144,7 +144,7 @@ def test_a_labelled_set_in_the_home_folder(way: str, monkeypatch: pytest.MonkeyP
     given = Given(read_values(job.config_class, options)) if way == "python" else job.read(flags)
     config = configure(job, given)
     assert config.data == str(data)
-    assert load_labelled(config).data.train[0].words[0] == "Orrin"
+    assert load_labelled(config).train[0].words[0] == "Orrin"
 
 
 def test_the_corpus_is_kept_as_it_was_written(tmp_path: Path) -> None:

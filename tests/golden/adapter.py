@@ -25,7 +25,7 @@ from domext_ray.commands.job import configure
 from domext_ray.commands.main import find_job, main
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.sets import load_labelled
 from domext_ray.inference import predict as predicting
 from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.models.source import open_model
@@ -226,8 +226,8 @@ def encode_set(command: str) -> dict[str, list[Any]]:
     """
     config = read_config(command)
     loaded = load_labelled(config)
-    splits = {name: [_lengthen(i, e) for i, e in enumerate(getattr(loaded.data, name))] for name in ("train", "dev")}
-    loaded = replace(loaded, data=replace(loaded.data, **{name: tuple(examples) for name, examples in splits.items()}))
+    splits = {name: [_lengthen(i, e) for i, e in enumerate(getattr(loaded, name))] for name in ("train", "dev")}
+    loaded = replace(loaded, **{name: tuple(examples) for name, examples in splits.items()})
     task = make_set_task(config, _load(config.model), loaded)
     found: dict[str, list[Any]] = {}
     for name, stage in task.stages.items():

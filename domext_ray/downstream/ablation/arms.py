@@ -18,7 +18,8 @@ from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.plan import count_parameters, list_trials
 from domext_ray.errors import ConfigError
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.label_counts import describe_set
+from domext_ray.families.sets import load_labelled
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
 from domext_ray.runs.run_directory import resolve_root
@@ -95,9 +96,9 @@ def _make_arm(config: AblateConfig, family: str, value: float, method: MethodCon
 
 def describe_arms(config: AblateConfig, arms: Sequence[Arm]) -> str:
     """Return what a study would train: its set, and a line a run with its parameters."""
-    loaded, start = load_labelled(arms[0].config), _load_start(arms[0].config)
-    task = make_set_task(arms[0].config, start, loaded)
-    lines = [loaded.describe()]
+    data, start = load_labelled(arms[0].config), _load_start(arms[0].config)
+    task = make_set_task(arms[0].config, start, data)
+    lines = [describe_set(data)]
     for arm in arms:
         trained = sum(number for number, _ in count_parameters(arm.config, start, task).values())
         lines.append(f"{arm.name}: {len(list_trials(arm.config, start))} trainings of {trained:,} parameters")

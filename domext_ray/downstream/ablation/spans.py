@@ -140,7 +140,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=config.model)
     if finetuned.task.is_chain:
         raise ConfigError(
-            f"--finetuned {config.finetuned!r} is a run of {finetuned.loaded.family}, which takes "
+            f"--finetuned {config.finetuned!r} is a run of {finetuned.task.family}, which takes "
             f"{len(finetuned.task.stages)} models; give a run of a task of one model."
         )
     fitted = finetuned.fitted[ONLY_STAGE]
@@ -214,7 +214,7 @@ def _identify(work: SpanWork) -> dict[str, Any]:
     tensors = {name: param.detach().float().cpu() for name, param in work.fitted.model.named_parameters()}
     return {
         "model_sha256": hash_tensors(tensors),
-        "data_sha256": work.finetuned.loaded.sha256,
+        "data_sha256": work.finetuned.task.data.sha256,
         "metric": work.finetuned.task.metric,
         "adapter": work.adapter,
         "remove_norms": work.remove_norms,

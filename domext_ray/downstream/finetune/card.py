@@ -8,10 +8,11 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
+from domext_ray.downstream.finetune.cautions import list_cautions
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
+from domext_ray.families.label_counts import count_shared
 from domext_ray.families.metrics.scores import flatten
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.models.start import StartModel

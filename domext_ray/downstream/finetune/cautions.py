@@ -6,12 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from domext_ray.families.metrics.scores import flatten
-from domext_ray.families.readers.examples import LabelledSet, list_shared
-
-
-def count_shared(data: LabelledSet) -> dict[str, int]:
-    """Return how many examples of dev and of test are in train, too."""
-    return {split: len(list_shared(data.splits, split, "train")) for split in ("dev", "test")}
 
 
 def list_cautions(

@@ -43,6 +43,7 @@ from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, read_split, score
 from domext_ray.errors import ConfigError, TrainingError
 from domext_ray.export.folder import FINE_TUNED, check_target
+from domext_ray.families.label_counts import describe_set
 from domext_ray.intervals import Resampled
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.on_tune import run_trials
@@ -81,7 +82,7 @@ def run_finetuning(config: FinetuneConfig) -> Place:
         return folder
     if config.export:
         check_target(folder / "export", FINE_TUNED)
-    print(plans[0].loaded.describe(), flush=True)
+    print(describe_set(plans[0].task.data), flush=True)
     start_ray(config.scale.wait_seconds)
     settled = resolve_precision(resolve_gpu(plans[0].config))
     cpus, gpus, parallel = plan_resources(settled)
@@ -98,7 +99,7 @@ def _carry_out(plan: FinetunePlan, against: FinetunePlan | None = None) -> None:
     with lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
-        write_files(plan.folder, plan.loaded.files)
+        write_files(plan.folder, plan.task.data.files)
         check_shared_storage(plan.folder)
         plan.trainings.local().mkdir(exist_ok=True)
         if against is not None and not is_finished(against):

@@ -18,9 +18,10 @@ from domext_ray.config.options.declare import require
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.errors import RunError, name_file
-from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.losses import LossOptions, set_loss
+from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.registry import FAMILIES
+from domext_ray.families.sets import load_labelled
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
 from domext_ray.models.source import open_model
@@ -42,20 +43,20 @@ def open_ledger(trainings: Place) -> Ledger:
     return Ledger(trainings, "delete it: the same command trains this point of the grid again")
 
 
-def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
+def make_set_task(config: FinetuneConfig, start: StartModel, data: LabelledSet) -> StagedTask:
     """Make the task of a configuration's set for the tokenizer of its start model."""
     labelled = config.labelled
     for name in DROPOUTS:
         kind, shares = name_model(start.tokenizer), getattr(config.grid, name)
         is_fit = kind in DROPPING or not any(shares)
         require(is_fit, f"grid.{name}", shares, f"0 with a tokenizer that is a {kind} model")
-    family = FAMILIES[loaded.family]
+    family = FAMILIES[data.family]
     family.check_long_texts("labelled.long_texts", labelled.long_texts)
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context, labelled.long_texts)
-    metric = labelled.metric or loaded.metric
+    metric = labelled.metric or data.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
     base_words = start.config.base_vocab_size
-    task = family(loaded.data, start.tokenizer, options, metric=metric, embed=embed, base_words=base_words)
+    task = family(data, start.tokenizer, options, metric=metric, embed=embed, base_words=base_words)
     if labelled.long_texts == "windows":
         task.limits.append(
             f"Texts above {labelled.max_length} tokens are read in windows, whose outputs `domext predict` and `domext "
@@ -98,7 +99,6 @@ class FinetunedModel:
     folder: Place  # the run's directory
     config: FinetuneConfig
     start: StartModel
-    loaded: LoadedSet
     task: StagedTask
     fitted: dict[str, Fitted]  # the trained model of every stage
     summary: dict[str, Any]  # content of summary.json
@@ -111,17 +111,17 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
     """
     config, identity, summary = _read_run(folder)
     config = replace(config, data=data or config.data, model=model or config.model)
-    loaded = load_labelled(config)
+    labelled = load_labelled(config)
     start = open_model(config.model).load(step=config.model_step, keep_head=config.keep_head)
-    for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
+    for option, found in (("data_sha256", labelled.sha256), ("model_sha256", start.sha256)):
         if identity[option] != found:
             option = option.removesuffix("_sha256")
             given = f"--{option} {getattr(config, option)!r} is not what {folder} was trained with"
             advice = f"give --{option} where that is"
             if option == "data":
-                require_files(folder, lambda: loaded.files, f"so that {given}; {advice}")
+                require_files(folder, lambda: labelled.files, f"so that {given}; {advice}")
             raise RunError(f"{given}: it has other {'examples' if option == 'data' else 'weights'}; {advice}.")
-    task = make_set_task(config, start, loaded)
+    task = make_set_task(config, start, labelled)
     if differing := describe_other({name: identity.get(name) for name in task.identity}, task.identity):
         raise RunError(f"{folder} was trained otherwise ({'; '.join(differing)}); train again with another --run.name.")
     point = Point(**summary["best"]["point"])
@@ -133,7 +133,7 @@ def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", mo
         raise RunError(
             f"{folder / TRAININGS} lacks the best training's tensors ({point.key}); run it again elsewhere."
         ) from error
-    return FinetunedModel(folder, config, start, loaded, task, fitted, summary)
+    return FinetunedModel(folder, config, start, task, fitted, summary)
 
 
 def _read_run(folder: Place) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.options.build import dump_yaml
-from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
+from domext_ray.downstream.finetune.cautions import list_cautions
 from domext_ray.downstream.finetune.comparison import ScoredRun, tabulate_finetuned
 from domext_ray.downstream.finetune.errors_page import ERRORS
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.families.label_counts import count_labels, list_label_rows
+from domext_ray.families.label_counts import count_labels, count_shared, describe_set, list_label_rows
 from domext_ray.families.metrics.scores import flatten
 from domext_ray.intervals import Resampled
 from domext_ray.progress import format_seconds
@@ -69,7 +69,7 @@ def describe_finetune_plan(plan: FinetunePlan, against: FinetunePlan | None = No
     numbers = [len(each.trials) for each in (plan, against) if each]
     each = f"{numbers[0]} of each model" if len({*numbers}) == 1 else "{} of model, {} of against".format(*numbers)
     lines = [
-        plan.loaded.describe(),
+        describe_set(plan.task.data),
         f"chosen by {plan.task.metric} on dev",
         *_describe_model(plan, "model"),
         *(_describe_model(against, "against") if against else []),
@@ -95,14 +95,14 @@ def _describe_model(plan: FinetunePlan, role: str) -> list[str]:
 
 def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dict[str, Any]:
     """Return the content of summary.json; `seconds` is the wall clock of this start, scoring and export included."""
-    start, loaded, metric = plan.start, plan.loaded, plan.task.metric
-    data, samples, best = loaded.data, scored.samples, scored.best
+    start, data, metric = plan.start, plan.task.data, plan.task.metric
+    samples, best = scored.samples, scored.best
     figures = {split: record["figures"] for split, record in scored.splits.items()}
     complete = [outcome for outcome in scored.outcomes if outcome.is_complete]
     seconds_trained = sum(outcome.reached["train_seconds"] for outcome in complete)
     described = {
         "name": data.name,
-        "sha256": loaded.sha256,
+        "sha256": data.sha256,
         "examples": {split: len(examples) for split, examples in data.splits.items()},
         "shared": count_shared(data),
         "labels": count_labels(data.splits, data.labels),
@@ -110,7 +110,7 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
     split = plan.splits[-1]
     means = {start.name: samples[split].mean}
     return {
-        "task": loaded.family,
+        "task": plan.task.family,
         "set": described,
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
         "metric": metric,

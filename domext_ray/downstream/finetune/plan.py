@@ -16,7 +16,8 @@ from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.errors import ConfigError
-from domext_ray.families.loading import LoadedSet, load_labelled
+from domext_ray.families.readers.examples import LabelledSet
+from domext_ray.families.sets import load_labelled
 from domext_ray.families.stages import list_notes
 from domext_ray.families.task import StagedTask
 from domext_ray.models.source import open_model
@@ -37,7 +38,6 @@ class FinetunePlan:
 
     config: FinetuneConfig  # its devices settled as far as they are known
     start: StartModel  # the encoder that all trainings start from
-    loaded: LoadedSet
     task: StagedTask  # with its set
     folder: Place  # the run's directory
     identity: dict[str, Any]  # what makes the run this one; see `identity_of`
@@ -102,8 +102,8 @@ def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
     root = resolve_root(config.run.dir)
     starts = [open_model(config.model).load(step=config.model_step, keep_head=config.keep_head)]
     starts += [_load_other(config, starts[0])] if config.against else []
-    loaded = load_labelled(config)
-    plan = _plan_model(config, root, starts[0], loaded)
+    data = load_labelled(config)
+    plan = _plan_model(config, root, starts[0], data)
     if not config.against:
         return [plan]
     start = starts[1]
@@ -112,7 +112,7 @@ def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
         check_identity(plan.folder, compared)
     own = PlaceConfig(name=AGAINST, dir=str(plan.folder))
     other = replace(plan.config, model=config.against, model_step=0, against="", export=False, run=own)
-    return [replace(plan, identity={**plan.identity, **compared}), _plan_model(other, plan.folder, start, loaded)]
+    return [replace(plan, identity={**plan.identity, **compared}), _plan_model(other, plan.folder, start, data)]
 
 
 def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
@@ -129,30 +129,30 @@ def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
     return other
 
 
-def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, loaded: LoadedSet) -> FinetunePlan:
-    task = make_set_task(config, start, loaded)
-    default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
+def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, data: LabelledSet) -> FinetunePlan:
+    task = make_set_task(config, start, data)
+    default_name = f"{data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)
-    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
+    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": data.sha256}
     identity |= task.identity
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     stored = read_identity(folder) or {}
-    if stored.get("data_sha256", loaded.sha256) != loaded.sha256:
+    if stored.get("data_sha256", data.sha256) != data.sha256:
         others = {**identity, "data_sha256": stored["data_sha256"]}  # such as other examples of one file
         check_identity(folder, others, free=GROWING)
-        require_data(folder, config, loaded)
+        require_data(folder, config, data)
     check_identity(folder, identity, free=GROWING)
     identity |= {name: stored[name] for name in ("against", "against_sha256") if name in stored}  # it may come later
     config = resolve_precision(keep_precision(config, folder))
-    return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
+    return FinetunePlan(config, start, task, folder, identity, count_parameters(config, start, task))
 
 
-def require_data(folder: Place, config: FinetuneConfig, loaded: LoadedSet) -> None:
+def require_data(folder: Place, config: FinetuneConfig, data: LabelledSet) -> None:
     """Refuse labelled files that are not those of a run, as far as this knows them."""
     given = f"--data {config.data!r}" if config.data else f"--task {config.task}"
     remedy = f"so that {given} is not the labelled set that the run directory {folder} was trained with; "
-    require_files(folder, lambda: loaded.files, f"{remedy}bring that back, or give another --run.name")
+    require_files(folder, lambda: data.files, f"{remedy}bring that back, or give another --run.name")
 
 
 def is_finished(plan: FinetunePlan) -> bool:

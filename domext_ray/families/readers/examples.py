@@ -7,9 +7,11 @@ message can name file and line.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from domext_ray.text.data.sources import FileRecord
 
 
 @dataclass(frozen=True)
@@ -382,14 +384,12 @@ class LabelledSet:
     marks: tuple[tuple[str, ...], ...] = ()  # of a relation's two arguments: (open, close) or one placeholder
     rule: str | None = None  # how answers are compared (qa only), one of `set_description.RULES`
     warnings: tuple[str, ...] = ()  # those of `notes` that must be heard before training
+    family: str = ""  # what it is for
+    metric: str = ""  # path of the figure that dev chooses by; empty: the family's
+    sha256: str = ""  # of all examples, wherever they were read
+    files: Sequence[FileRecord] = ()  # with hashes of their examples, as `require_files` compares them
 
     @property
     def splits(self) -> dict[str, tuple[Any, ...]]:
         """The examples of each split."""
         return {split: getattr(self, split) for split in SPLITS}
-
-
-def list_shared(splits: Mapping[str, Sequence[Example]], held_out: str, seen: str) -> list[str]:
-    """Return where the examples of one split stand that another one has, too."""
-    known = {example.seen for example in splits[seen]}
-    return [example.source for example in splits[held_out] if example.seen in known]

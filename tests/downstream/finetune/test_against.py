@@ -36,7 +36,6 @@ from domext_ray.downstream.finetune.comparison import (
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.plan import is_finished, plan_finetuning
 from domext_ray.errors import DomextError
-from domext_ray.families.loading import LoadedSet
 from domext_ray.families.registry import FAMILIES
 from domext_ray.files import read_json
 from domext_ray.intervals import Resampled
@@ -198,8 +197,8 @@ def test_mistakes_are_told_before_anything_is_trained(
 def test_every_family(family: str, config: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a set without test, whose line is about dev."""
     for name, data in (("whole", draw_set(family)), ("no_test", replace(draw_set(family), test=()))):
-        loaded = LoadedSet(family, data, "", name)
-        monkeypatch.setattr("domext_ray.downstream.finetune.plan.load_labelled", lambda _, loaded=loaded: loaded)
+        known = replace(data, family=family, sha256=name)
+        monkeypatch.setattr("domext_ray.downstream.finetune.plan.load_labelled", lambda _, known=known: known)
         own = replace(config, task=family, run=PlaceConfig(name=name, dir=str(tmp_path)))
         own = replace(own, labelled=LabelledConfig(max_length=40, stride=10), grid=replace(config.grid, epochs=(1,)))
         found = read_summary(finetune_here(own))["against"]

@@ -34,9 +34,9 @@ from domext_ray.downstream.finetune.plan import list_trials, plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch, list_overtaken
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
-from domext_ray.families.loading import load_labelled
 from domext_ray.families.losses import ClassTask
 from domext_ray.families.registry import FAMILIES
+from domext_ray.families.sets import load_labelled
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.models.exported import load_exported
@@ -122,13 +122,13 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
 def test_a_run_shows_what_its_model_got_wrong_on_dev_and_nothing_of_test(config: FinetuneConfig) -> None:
     grid = replace(config.grid, lr=(2e-3,), epochs=(1.0,), restarts=1)
     folder = finetune_here(replace(config, grid=grid, export=False, run=replace(config.run, name="poor")))
-    dev, summary = load_labelled(config).data.dev, read_json(folder / "summary.json")
+    dev, summary = load_labelled(config).dev, read_json(folder / "summary.json")
     predictions = [each["prediction"]["tags"] for each in read_predictions(folder) if each["split"] == "dev"]
     wrong = sum(list(example.tags) != tags for example, tags in zip(dev, predictions, strict=True))
     assert (summary["mistakes"]["examples"], summary["mistakes"]["wrong"]) == (len(dev), wrong) and wrong > 0
     page = (folder / "errors.html").read_text(encoding="utf-8")
     assert page.count("<article") == wrong and "what is wrong on dev" in page
-    assert all(f"{example.source}</span>" not in page for example in load_labelled(config).data.test)
+    assert all(f"{example.source}</span>" not in page for example in load_labelled(config).test)
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert f"{wrong:,} of {len(dev):,} dev examples are predicted wrongly (" in report
     assert '<a href="errors.html">' in report
@@ -137,7 +137,7 @@ def test_a_run_shows_what_its_model_got_wrong_on_dev_and_nothing_of_test(config:
 def test_the_export_alone_predicts_what_the_run_did(run_dir: Path, config: FinetuneConfig) -> None:
     """With the labelled set's test split read anew, as `predict --task ner` does."""
     model = load_exported(run_dir, CPU)
-    found = model.predict(load_labelled(config).data.test).predictions
+    found = model.predict(load_labelled(config).test).predictions
     written = [each["prediction"] for each in read_predictions(run_dir) if each["split"] == "test"]
     assert [each["tags"] for each in found] == [each["tags"] for each in written]
     assert model.description.set_name == "made" and model.description.options.max_length == 32

@@ -30,7 +30,6 @@ from domext_ray.downstream.finetune.training import (
 )
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.families.classification import ClassificationTask
-from domext_ray.families.loading import LoadedSet
 from domext_ray.families.losses import LossOptions, set_loss
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledSet, LabelledText
@@ -306,8 +305,8 @@ def test_a_task_knows_which_words_are_the_bases(start: StartModel) -> None:
     config = copy.deepcopy(start.config)
     config.vocab_size, config.extension_vocab_size = config.vocab_size + 2, 2
     extended = replace(start, config=config, tokenizer=extend_tokenizer(known, ["@", "#"]))
-    loaded = LoadedSet("relation", draw_set("relation"), "f1.micro", "")
-    marks = [make_set_task(FinetuneConfig(), each, loaded).state["written"] for each in (start, extended)]
+    data = replace(draw_set("relation"), family="relation")
+    marks = [make_set_task(FinetuneConfig(), each, data).state["written"] for each in (start, extended)]
     assert marks[0] == marks[1], "arguments are marked by words that the base was trained with"
 
 

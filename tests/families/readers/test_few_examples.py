@@ -10,7 +10,7 @@ from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
 from domext_ray.errors import CorpusError
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.label_counts import describe_set
 from domext_ray.families.readers.examples import Entity as Stretch
 from domext_ray.families.readers.examples import (
     Example,
@@ -20,7 +20,7 @@ from domext_ray.families.readers.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.families.sets import MIN_DEV, take_examples
+from domext_ray.families.sets import MIN_DEV, load_labelled, take_examples
 
 
 def make_sentence(i: int, documents: int) -> TaggedSentence:
@@ -92,5 +92,5 @@ def test_a_configuration_says_how_many(tmp_path: Path) -> None:
         load_labelled(replace(config, labelled=LabelledConfig(num_examples=number, examples_seed=seed)))
         for number, seed in ((0, 0), (20, 0), (20, 1))
     ]
-    assert [len(each.data.train) for each in some] == [80, 20, 20] and len({each.sha256 for each in some}) == 3
-    assert "note: Of train 20 of 80 examples are taken, and of dev 30 of 30." in some[1].describe()
+    assert [len(each.train) for each in some] == [80, 20, 20] and len({each.sha256 for each in some}) == 3
+    assert "note: Of train 20 of 80 examples are taken, and of dev 30 of 30." in describe_set(some[1])

@@ -11,10 +11,9 @@ from labelled_fixtures import dump_lines, load, refuse, write
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import make_description
-from domext_ray.families.label_counts import MAX_SHOWN, count_labels, list_label_rows
-from domext_ray.families.loading import load_labelled
+from domext_ray.families.label_counts import MAX_SHOWN, count_labels, describe_set, list_label_rows
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.sets import read_split
+from domext_ray.families.sets import load_labelled, read_split
 
 SQUAD = {"context": "Iron rusts.", "question": "What rusts?"}
 CHOICE = {"context": "It rains.", "ending0": "a", "ending1": "b", "ending2": "c", "ending3": "d"}
@@ -88,7 +87,7 @@ def test_a_plan_tells_labels(tmp_path: Path) -> None:
     row = '{"text": "%d", "label": "%s"}\n'
     write(tmp_path / "train.jsonl", "".join(row % (i, "yes" if i % 3 else "no") for i in range(12)))
     write(tmp_path / "dev.jsonl", row % (20, "yes"))
-    said = load_labelled(FinetuneConfig(task="classification", data=str(tmp_path))).describe()
+    said = describe_set(load_labelled(FinetuneConfig(task="classification", data=str(tmp_path))))
     assert said.splitlines() == [
         f"set: {tmp_path.name}, 12 / 1 / 0 examples (train / dev / test)",
         "label  train  dev  test",

@@ -11,10 +11,10 @@ import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.families.loading import load_labelled
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, RawSentence, read_tags
 from domext_ray.families.readers.words import INVISIBLE
+from domext_ray.families.sets import load_labelled
 from domext_ray.families.tagging import TokenClassificationTask
 from domext_ray.families.task import TaskOptions
 from domext_ray.inference.examples import make_example

@@ -12,10 +12,9 @@ from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description, make_description
-from domext_ray.families.loading import load_labelled
 from domext_ray.families.normalization import NormalizationTask
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
-from domext_ray.families.sets import load_set, read_split
+from domext_ray.families.sets import load_labelled, load_set, read_split
 from domext_ray.inference.labelled_input import plan_labelled
 
 
@@ -179,7 +178,7 @@ def test_a_row_by_id_is_named_by_its_id(tmp_path: Path) -> None:
     write(tmp_path / "train.json", json.dumps(rows, indent=1))
     write(tmp_path / "dev.json", json.dumps(rows, indent=1))
     loaded = load_labelled(FinetuneConfig(task="classification", data=str(tmp_path)))
-    assert [example.source for example in loaded.data.dev] == [
+    assert [example.source for example in loaded.dev] == [
         f"{tmp_path}/dev.json:['doi:10/a']",
         f"{tmp_path}/dev.json:['b:3']",
     ]

@@ -22,10 +22,9 @@ from domext_ray.families.described_sets import (
     make_description,
     read_description,
 )
-from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import SPLITS, LabelledText, TaggedSentence
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.sets import load_set, read_split
+from domext_ray.families.sets import load_labelled, load_set, read_split
 
 SHIPPED = (
     "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc code_entities cola euadr gad kuake_qic kuake_qqr "
@@ -313,13 +312,13 @@ def test_the_set_that_ships() -> None:
     """Every machine reads the same one; its README's table is right, and no text of a split is in another."""
     loaded = load_labelled(FinetuneConfig())
     assert loaded.sha256.startswith("c807bffc1c15")
-    assert loaded.family == "ner" and not loaded.data.notes
+    assert loaded.family == "ner" and not loaded.notes
     readme = (SETS / "code_entities" / "README.md").read_text(encoding="utf-8")
     documents = []
     for split in SPLITS:
-        sentences: tuple[TaggedSentence, ...] = getattr(loaded.data, split)
+        sentences: tuple[TaggedSentence, ...] = getattr(loaded, split)
         counts = Counter(tag for each in sentences for tag in each.tags)
-        figures = (len(sentences), counts.total(), *(counts[f"B-{label}"] for label in loaded.data.labels))
+        figures = (len(sentences), counts.total(), *(counts[f"B-{label}"] for label in loaded.labels))
         assert f"| {split} | {' | '.join(f'{each:,}' for each in figures)} |\n" in readme
         assert not any(each.startswith("I-") for each in counts), "a name is one word"
         assert all("`" not in word and word.isascii() for each in sentences for word in each.words)
@@ -335,7 +334,7 @@ def test_the_made_set_is_what_its_maker_writes(tmp_path: Path) -> None:
         made, ships = (folder / name for folder in (tmp_path, SETS / "repair_notes"))
         read = gzip.decompress if name.endswith(".gz") else bytes
         assert read(made.read_bytes()) == read(ships.read_bytes())
-    data = load_labelled(FinetuneConfig(task="repair_notes")).data
+    data = load_labelled(FinetuneConfig(task="repair_notes"))
     readme, nouns = (SETS / "repair_notes" / "README.md").read_text(encoding="utf-8"), []
     for split in SPLITS:
         sentences: tuple[TaggedSentence, ...] = getattr(data, split)
