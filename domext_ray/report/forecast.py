@@ -229,6 +229,7 @@ def describe_plan(plan: Plan, memory: Mapping[str, int], forecast: Forecast) -> 
     parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
         f"{_describe_answer(plan, held['sum'], forecast)}\n\n"
+        f"base: {config.base}\n"
         f"run directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension)\n"
