@@ -20,7 +20,7 @@ import torch
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.shared import Pooling
 from domext_ray.errors import name_file
 from domext_ray.inference.input_plan import plan_input
@@ -116,7 +116,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
     embed = load_embedding(config, "cpu")
     config.check_layers(embed.start.config.num_hidden_layers)
     rows = plan_input(config.input, FieldNames(config.field), config.block_rows)
-    identity = {**identity_of(config), "pooling": embed.pooling, "model_sha256": embed.start.sha256}
+    identity = {**identity_of_run(config), "pooling": embed.pooling, "model_sha256": embed.start.sha256}
     return EmbedPlan(config, rows, *resolve_output(config, identity, rows), embed.width)
 
 

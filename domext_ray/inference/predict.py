@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.errors import ConfigError
 from domext_ray.inference.input_plan import InputPlan, plan_input
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
@@ -134,7 +134,7 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     config = resolve_gpu(config)
     model = find_model(source, config)
     rows = _plan_rows(config, model)
-    identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256}
+    identity = {**identity_of_run(config), "task": model.task, "model_sha256": model.sha256}
     return PredictPlan(config, rows, *resolve_output(config, identity, rows), model)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.options.declare import require
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import PretrainConfig
@@ -176,7 +176,7 @@ def _describe_identity(
 ) -> dict[str, Any]:
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
     stored = read_identity(paths.run) or {}
-    identity = identity_of(config)
+    identity = identity_of_run(config)
     del identity["replay"], identity["finetune"]  # that counts once a method reads general text; this in its own runs
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
     if general := strictest.replay.corpus:

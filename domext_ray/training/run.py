@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.config.mixture import GENERAL
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.model.base import describe_base
 from domext_ray.model.spec import ModelSpec
@@ -82,7 +82,7 @@ class Run:
 
 
 def _identify(config: SettledConfig, spec: ModelSpec, start: Start | None) -> dict[str, Any]:
-    identity = {**identity_of(config), "base_sha256": spec.base_sha256}
+    identity = {**identity_of_run(config), "base_sha256": spec.base_sha256}
     if spec.base is not None:
         identity["base_shape"] = describe_base(spec.base.config)
     if start is not None:

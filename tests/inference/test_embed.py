@@ -160,6 +160,18 @@ def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
             plan_embedding(replace(config, **values))
 
 
+def test_an_output_is_of_one_reading_of_long_texts(config: EmbedConfig) -> None:
+    """The option came after 0.1.0, whose outputs, without it, go on as those that are cut."""
+    for before, now in (("windows", "cut"), ("cut", "windows")):
+        begun = replace(config, long_texts=before, output=f"{config.output}-{before}")  # type: ignore[arg-type]
+        folder = embed_here(begun)
+        with pytest.raises(RunError, match=r"--long_texts was (windows|left out) and is (windows|left out) now"):
+            plan_embedding(replace(begun, long_texts=now))  # type: ignore[arg-type]
+    identity = {name: value for name, value in plan_embedding(begun).identity.items() if name != "long_texts"}
+    write_run(Place(folder), identity=identity)
+    assert plan_embedding(begun).is_complete
+
+
 def test_an_adapter_of_a_bank_makes_its_own_vectors(config: EmbedConfig, tiny_base_folder: Path) -> None:
     """Whatever head it has: the base and the adapter, pooled as its run had it."""
     bank = make_bank(Path(config.output).parent / "bank", str(tiny_base_folder))

@@ -128,6 +128,15 @@ def identity_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value != {}}
 
 
+def identity_of_run(config: Any) -> dict[str, Any]:
+    """Return what a run's directory keeps of its options: their identity, and None for those that came later.
+
+    Of these, outside of groups, only that tells a default from what a part of an identity leaves out.
+    """
+    options = list_options(type(config)).items()
+    return {name: None for name, option in options if option.is_later and "." not in name} | identity_of(config)
+
+
 def list_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from domext_ray.config.finetune import POINT, FinetuneConfig, PlaceConfig
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.training import Point, make_model
@@ -40,7 +40,7 @@ class FinetunePlan:
     start: StartModel  # the encoder that all trainings start from
     task: StagedTask  # with its set
     folder: Place  # the run's directory
-    identity: dict[str, Any]  # what makes the run this one; see `identity_of`
+    identity: dict[str, Any]  # what makes the run this one; see `identity_of_run`
     counts: dict[str, tuple[int, int]]  # trained and all parameters of each stage's model
     cpus: float = 1.0  # of a training
     gpus: float = 0.0
@@ -133,7 +133,7 @@ def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, data: La
     task = make_set_task(config, start, data)
     default_name = f"{data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)
-    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": data.sha256}
+    identity = {**identity_of_run(config), "model_sha256": start.sha256, "data_sha256": data.sha256}
     identity |= task.identity
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
