@@ -57,6 +57,7 @@ def _check_sets(config: SweepConfig | StudyConfig) -> None:
 NOT_OF_SEVERAL_SETS = (
     *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.against"),
     *("finetune.keep_head", "finetune.run.", "finetune.dry_run", "finetune.export"),
+    *("finetune.labelled.num_examples", "finetune.labelled.examples_seed"),
     *(f"finetune.{option}" for option in NOT_FINE_TUNING),
 )
 """What a sweep and a study decide for their fine-tunings, or these do not read."""

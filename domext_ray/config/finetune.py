@@ -5,6 +5,7 @@ Nothing here reads a file; `presets.configure` makes it from YAML and flags.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from itertools import product
@@ -91,6 +92,9 @@ DROPOUTS = ("word_dropout", "new_word_dropout")
 POINT = ("lr", "batch_size", "epochs", *DROPOUTS)
 """Options of a grid of which a point has one value each; records leave shares of 0 out, for 0.1.0 had no `DROPOUTS`."""
 
+ALL = "all"
+"""Of numbers of labels: those that there are."""
+
 
 @option_group
 class GridConfig:
@@ -132,6 +136,14 @@ class GridConfig:
         """Return the grid of a single one of its points."""
         values: dict[str, Any] = {name: (point.get(name, 0.0),) for name in POINT}
         return replace(self, **values)
+
+    def for_labels(self, number: int | str, total: int) -> GridConfig:
+        """Return the grid for so many of all labels, or `ALL`: with more epochs, so in as many steps as with all."""
+        if number == ALL:
+            return self
+        batch = max(self.batch_size)
+        more = math.ceil(total / batch) / math.ceil(int(number) / batch)
+        return replace(self, epochs=tuple(float(f"{more * epochs:g}") for epochs in self.epochs))
 
 
 Bounded = Annotated[float, Field(ge=0.0, le=10.0)]
@@ -286,7 +298,8 @@ class SeveralSets:
 
     def check_sets(self, owner: str, decided: tuple[str, ...]) -> None:
         """Refuse sets without places, the same one twice, and options of fine-tuning that `owner` decides itself."""
-        for name in ("task", "data", "model", "model_step", "against", "keep_head", "run.name", "run.dir", *decided):
+        always = ("task", "data", "model", "model_step", "against", "keep_head", "run.name", "run.dir")
+        for name in (*always, "labelled.num_examples", "labelled.examples_seed", *decided):
             value, default = (attrgetter(name)(config) for config in (self.finetune, FinetuneConfig()))
             require(value == default, f"finetune.{name}", value, f"left out: {owner} decides it")
         rule = f"as many as --tasks ({len(self.tasks)})"

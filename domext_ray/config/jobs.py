@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveInt
 
-from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
+from domext_ray.config.finetune import ALL, FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.inference import Size
 from domext_ray.config.options.declare import (
     DIFFERENT,
@@ -215,10 +215,6 @@ class RetrievalConfig:
         return name_models(self.models)
 
 
-ALL = "all"
-"""Among numbers of labels: those that there are."""
-
-
 def _check_labels(values: Any) -> tuple[int | str, ...]:
     """Return numbers of labels, ascending, `ALL` at the end; none are no question."""
     numbers = sorted({number for number in values if type(number) is int and number > 0})
@@ -279,7 +275,7 @@ class StudyConfig(SeveralSets):
 
     def __post_init__(self) -> None:
         self._check_lengths()
-        self.check_sets("the study", ("dry_run", "export", "labelled.num_examples", "labelled.examples_seed"))
+        self.check_sets("the study", ("dry_run", "export"))
         require(bool(self.tasks) or not self.labels, "labels", self.labels, "left out without --tasks")
         require_disk("run.dir", self.run.dir)
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")

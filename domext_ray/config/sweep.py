@@ -6,11 +6,11 @@ Nothing here reads a file; `presets.configure` makes it from YAML and flags.
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PlainValidator
 
-from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
+from domext_ray.config.finetune import ALL, FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.options.declare import (
     DIFFERENT,
     SOME,
@@ -19,6 +19,7 @@ from domext_ray.config.options.declare import (
     Main,
     Options,
     free,
+    later,
     option_group,
     require,
     require_disk,
@@ -84,6 +85,13 @@ class SearchConfig:
         require(self.scheduler == "none" or self.rungs > 1, "rungs", self.rungs, "2 or more with asha")
 
 
+def _check_number(value: Any) -> int | str:
+    """Return a number of labels, or `ALL`."""
+    if value != ALL and (type(value) is not int or value < 1):
+        raise ValueError(f"one number of labels, such as 300, or {ALL}, for a sweep ranks its trials by one score")
+    return cast("int | str", value)
+
+
 @option_group
 class SweepConfig(SeveralSets, PretrainConfig):
     """Search a space for downstream F1: a trial pre-trains, fine-tunes and is scored on dev; test is never read.
@@ -97,6 +105,8 @@ class SweepConfig(SeveralSets, PretrainConfig):
     tasks: Main[Described[Annotated[tuple[str, ...], SOME]]] = ("repair_notes",)
     # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
     data: Main[SetPlaces] = ()
+    # number of labels of each set for fine-tuning trials and base, such as 300; all: those that there are
+    labels: Annotated[int | str, PlainValidator(_check_number)] = later(ALL)
     space: Main[Options[dict[str, Any]]] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.finetune import ALL
+from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, DomextError, StorageError
 from domext_ray.families.label_counts import describe_set
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.sets import load_labelled
+from domext_ray.families.sets import load_labelled, take_examples
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
 from domext_ray.plan import load_run_base, pin_other_texts, resolve_files, size_model, warn_of_rules
@@ -56,8 +57,9 @@ class SweepPlan:
     points: list[Point]  # of its trials; empty: Optuna suggests them
     refused: Counter[str]  # points that cannot be trained, by the reason
     folder: Place  # its directory
-    sets: tuple[LabelledSet, ...]  # the tasks', without their test splits
-    identity: dict[str, Any]  # what makes the sweep this one; see `identity_of`
+    sets: tuple[LabelledSet, ...]  # the tasks', of which --labels are taken, without their test splits
+    num_examples: tuple[int, ...]  # all that there are to learn from in each
+    identity: dict[str, Any]  # what makes the sweep this one; see `identity_of_run`
     prepared: Mapping[str, Prepared] = field(default_factory=dict)  # by `space.name_preparation`
     cpus: float = 1.0  # of a trial's process
 
@@ -79,14 +81,16 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     config = pin_other_texts(config, read_identity(folder) or {})  # a preparation pins the domain's text
     space = read_space(config.space)
     points, refused = choose_points(config, space)
-    sets = tuple(_load_sets(config))
-    identity = {**identity_of(config), **{f"data_sha256.{i}": data.sha256 for i, data in enumerate(sets)}}
+    found = tuple(_load_sets(config))
+    identity = {**identity_of_run(config), **{f"data_sha256.{i}": data.sha256 for i, data in enumerate(found)}}
     check_identity(folder, identity, free=GROWING)
     is_fixed = not any(
         dimension.name == "base" or dimension.name.startswith("vocab.") for dimension in space.dimensions
     )
     check_texts(config, load_run_base(config) if is_fixed else None)
-    return SweepPlan(config, space, points, refused, folder, sets, identity)
+    sets = tuple(_take_labels(config, data) for data in found)
+    num_examples = tuple(len(data.train) for data in found)
+    return SweepPlan(config, space, points, refused, folder, sets, num_examples, identity)
 
 
 def is_finished(plan: SweepPlan) -> bool:
@@ -143,6 +147,11 @@ def _load_sets(config: SweepConfig) -> Iterator[LabelledSet]:
     """Read the tasks' sets; their test splits are left behind, so that no trial sees them."""
     for task, place in zip(config.tasks, config.places, strict=True):
         yield replace(load_labelled(replace(config.finetune, task=task, data=place)), test=())
+
+
+def _take_labels(config: SweepConfig, data: LabelledSet) -> LabelledSet:
+    """Return a set with the labels that all trials and the base learn from: those of a study's first seed."""
+    return data if config.labels == ALL else take_examples(data, int(config.labels), config.seed, "--labels")
 
 
 def resolve_trials(config: SweepConfig) -> SweepConfig:

@@ -42,7 +42,7 @@ _RANGES = {"int": (int, False), "log_int": (int, True), "float": (float, False),
 _RESERVED = (
     *("run.", "scale.", "train.max_", "train.long_", "optim.decay_steps", "init_from", "dry_run", "finetune.dry_run"),
     *("finetune.task", "finetune.data", "finetune.model", "finetune.against", "finetune.keep_head", "finetune.export"),
-    *("finetune.run.", "finetune.scale."),
+    *("finetune.run.", "finetune.scale.", "finetune.labelled.num_examples", "finetune.labelled.examples_seed"),
 )
 # What decides a prepared corpus or its tokenizer: prepared once for all trials, so its values must be countable.
 PREPARATION = (

@@ -192,12 +192,14 @@ class SweepWorker:
 
 
 def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
-    """Fine-tune on every set of a sweep and score it on dev.
+    """Fine-tune on every set of a sweep, in as many steps for few labels as for all, and score it on dev.
 
     "f1" is the mean over sets, "figure" what it is called, and "f1_interval" its 95 % [low, high] over documents and
     restarts.
     """
-    scored, metrics = zip(*(_score_set(start, data, config, device) for data in plan.sets), strict=True)
+    grids = [config.grid.for_labels(plan.config.labels, total) for total in plan.num_examples]
+    pairs = [(data, replace(config, grid=grid)) for data, grid in zip(plan.sets, grids, strict=True)]
+    scored, metrics = zip(*(_score_set(start, *pair, device) for pair in pairs), strict=True)
     found = average(scored)
     return {
         "figure": "F1" if all(metric.split(".")[0] == "f1" for metric in metrics) else "downstream score",

@@ -9,7 +9,6 @@ again. The base, which has no seeds, has as many restarts as a method in all.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from domext_ray.config.finetune import DROPOUTS, FinetuneConfig, GridConfig, PlaceConfig
-from domext_ray.config.jobs import ALL, StudyConfig
+from domext_ray.config.finetune import ALL, DROPOUTS, FinetuneConfig, GridConfig, PlaceConfig
+from domext_ray.config.jobs import StudyConfig
 from domext_ray.downstream.finetune.comparison import ScoredRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import CorpusError
@@ -117,14 +116,12 @@ class _SomeLabels:
         config = _configure(self.place.config, self.i)
         if self.size == ALL:
             return config
-        grid, labelled = config.grid, config.labelled
-        batch, seed = max(grid.batch_size), self.place.config.seed + self.number
-        more = math.ceil(self.place.num_examples[self.i] / batch) / math.ceil(int(self.size) / batch)
+        number, seed = int(self.size), self.place.config.seed + self.number
         return replace(
             config,
-            seed=config.seed + self.number * grid.restarts,
-            labelled=replace(labelled, num_examples=int(self.size), examples_seed=seed),
-            grid=replace(grid, epochs=tuple(float(f"{more * epochs:g}") for epochs in grid.epochs)),
+            seed=config.seed + self.number * config.grid.restarts,
+            labelled=replace(config.labelled, num_examples=number, examples_seed=seed),
+            grid=config.grid.for_labels(number, self.place.num_examples[self.i]),
         )
 
 

@@ -20,31 +20,37 @@ import psutil
 import pytest
 import ray
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
-from finetuned_models import FP32, FULL
+from finetuned_models import FP32, FULL, finetune_here
 from given_options import parse_config
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
+from domext_ray.downstream.finetune.comparison import read_finetuned
 from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.families.sets import load_labelled
 from domext_ray.models.source import open_model
 from domext_ray.pipeline import run_pretraining
-from domext_ray.runs.run_directory import write_run
+from domext_ray.runs.run_directory import resolve_paths, write_run
 from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.tasks import Pool
 from domext_ray.runtime.trials import Ledger, Outcome, Rules, Trial
-from domext_ray.search.plan import SweepPlan, choose_points, plan_sweep
+from domext_ray.search.plan import SweepPlan, choose_points, describe_sweep, plan_sweep
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TRIALS, read_trials
 from domext_ray.search.searcher import Search
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import run_sweep
+from domext_ray.search.trial import score_base
 from domext_ray.search.watching import TUNE, SweepWatch
 from domext_ray.storage import Place
+from domext_ray.study import runs as study_runs
+from domext_ray.study import tasks as study_tasks
 from domext_ray.training.metrics import read_metrics
 
 SPACE = {
@@ -147,6 +153,63 @@ def test_the_same_command_does_nothing_again(
     assert run_sweep(config) == sweep and "nothing is left to do" in capsys.readouterr().out
     with pytest.raises(RunError, match=r"budget\.steps"):
         run_sweep(replace(config, budget=BudgetConfig(steps=36)))
+
+
+def take_few(config: SweepConfig, name: str) -> SweepConfig:
+    """One trial, with 20 of the set's 80 labels."""
+    own = {"labels": 20, "seed": 5, "space": {"method.heads": {"choice": [1]}}}
+    return replace(config, run=replace(config.run, name=name), search=SearchConfig(trials=1), **own)
+
+
+def test_few_labels_are_those_of_a_study(config: SweepConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base scores the same in both, as it learns from the same examples for as many steps, and dev is the same."""
+    own = take_few(config, "few")
+    plan = plan_sweep(own)
+    (data,) = plan.sets
+    assert (len(data.train), len(data.dev), plan.num_examples) == (20, 30, (80,))
+    assert "Of train 20 of 80 examples are taken" in describe_sweep(plan)
+    flags = ["--tokens", "9", "--methods", "af", "--labels", "20,40", "--tasks", "ner", "--data", *own.data]
+    flags += ["--run.dir", str(tmp_path), "--base", own.base, "--seed", "5"]
+    study = parse_config(StudyConfig, "compare", flags)
+    study = replace(study, finetune=own.finetune)
+    place = study_runs.Workplace(study, resolve_paths(PretrainConfig(run=study.run)), study_tasks.check_sets(study))
+    monkeypatch.setattr(study_tasks, "run_finetuning", finetune_here)
+    study_tasks.finetune_seed(place, [], 0)
+    trained = read_finetuned(place.locate("tasks") / "ner" / "20" / "base-seed5").summary
+    assert trained["trainings"][0]["steps"] == 4 * 80 / 8 and data.notes[0] in trained["notes"]
+    assert score_base(plan)["by_task"] == {"ner": trained["restarts"]["dev"]["mean"]}
+    whole = plan_sweep(replace(own, labels="all"))
+    assert whole.sets[0].train == load_labelled(replace(own.finetune, task="ner", data=own.data[0])).train
+    assert {**whole.identity, "labels": 20} == plan.identity and whole.identity.pop("labels") is None
+    write_run(whole.folder, identity=whole.identity)  # of 0.1.0, which had no such option
+    assert plan_sweep(whole.config).sets == whole.sets
+    with pytest.raises(RunError, match=r"--labels was left out and is 20 now"):
+        plan_sweep(own)
+
+
+@pytest.mark.jobs
+@pytest.mark.usefixtures("local_ray")
+def test_a_sweep_with_few_labels_is_another_sweep(config: SweepConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    own = take_few(config, "twenty")
+    folder = Path(run_sweep(own))
+    (trial,) = read_json(folder / "summary.json")["trials"]
+    assert trial["status"] == "complete" and 0 < trial["rungs"][0]["f1"] <= 1
+    assert run_sweep(own) == folder and "nothing is left to do" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"--labels was 20 and is left out now"):
+        run_sweep(replace(own, labels="all"))
+
+
+def test_numbers_of_labels_that_are_no_question_are_refused(config: SweepConfig) -> None:
+    for given in ("100,300", "0", "some", "1.5", (100, 300), True):
+        with pytest.raises(ConfigError, match=r"--labels is .*; it must be one number of labels, such as 300, or all,"):
+            replace(config, labels=given)
+    with pytest.raises(CorpusError, match="--labels has 80, and train of ner has 80 examples; give fewer, or leave it"):
+        plan_sweep(replace(take_few(config, "many"), labels=80))
+    few = replace(config.finetune, labelled=replace(config.finetune.labelled, num_examples=20))
+    with pytest.raises(ConfigError, match=r"finetune\.labelled\.num_examples is 20; it must be left out: the sweep"):
+        replace(config, finetune=few)
+    with pytest.raises(ConfigError, match=r"'finetune\.labelled\.num_examples', which the sweep decides itself"):
+        read_space({"finetune.labelled.num_examples": {"choice": [20, 40]}})
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
