@@ -46,12 +46,17 @@ from domext_ray.text.vocabulary.extension import (
     extend_tokenizer,
     load_extension,
 )
-from domext_ray.text.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
+from domext_ray.text.vocabulary.learn import (
+    import_words,
+    learn_extension,
+    learn_wordpiece,
+    measure_extension,
+    read_given,
+)
 from domext_ray.text.vocabulary.statistics import format_statistics
 from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     fingerprint_tokenizer,
-    learn_wordpiece,
     load_tokenizer,
     replace_folder,
 )

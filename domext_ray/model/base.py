@@ -30,8 +30,7 @@ from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.storage import find_unfetched, parse_json
 from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
 from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocabulary
-from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
-from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
+from domext_ray.text.vocabulary.tokenizer import check_fit, find_wrong_rules, load_tokenizer
 
 _SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
 """What torch raises where a size is none that a tensor can have."""

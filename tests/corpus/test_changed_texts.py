@@ -47,7 +47,8 @@ from domext_ray.text.corpus.shards import identify_corpus, prepare_corpus
 from domext_ray.text.data.sources import SOURCES, resolve_sources
 from domext_ray.text.vocabulary import tokenizer as tokenizers
 from domext_ray.text.vocabulary import word_counts
-from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
+from domext_ray.text.vocabulary.learn import learn_wordpiece
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.word_counts import keep_counts
 
 PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)

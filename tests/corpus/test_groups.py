@@ -20,7 +20,8 @@ from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.data.sources import resolve_sources
-from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
+from domext_ray.text.vocabulary.learn import learn_wordpiece
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
 pytestmark = pytest.mark.usefixtures("local_ray")

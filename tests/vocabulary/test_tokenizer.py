@@ -14,11 +14,11 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.learn import learn_wordpiece
 from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     check_fit,
     fingerprint_tokenizer,
-    learn_wordpiece,
     load_tokenizer,
     replace_folder,
 )

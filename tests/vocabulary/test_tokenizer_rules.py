@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
 from domext_ray.inputs import run_preparation
 from domext_ray.models.source import open_model
-from domext_ray.text.vocabulary import tokenizer_rules
-from domext_ray.text.vocabulary.tokenizer import load_tokenizer
-from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
+from domext_ray.text.vocabulary import tokenizer
+from domext_ray.text.vocabulary.tokenizer import find_wrong_rules, load_tokenizer
 
 SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 CAPITALS = ["A", "S", "Smith", "Berlin", "##NA", "Noted"]
@@ -149,7 +148,7 @@ def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_rules, "SAMPLE_ENTRIES", 100)
+    monkeypatch.setattr(tokenizer, "JUDGED_ENTRIES", 100)
     entries = [*SPECIALS, *(f"{'W' if i % 4 else 'w'}ord{i}" for i in range(295))]
     found = find_wrong_rules(make_wordpiece(entries), "large", Path("large"))
     assert "lowercases text: about 219 of its 294 entries have capitals" in found

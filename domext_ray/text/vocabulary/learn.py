@@ -1,16 +1,27 @@
-"""New words for a base: learned on a corpus, or brought (exBERT, section 3); made anew only where something changed."""
+"""Vocabularies, made anew only where something changed: new words for a base, and WordPieces for a model without one.
+
+New words are learned on a corpus, or brought (exBERT, section 3).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place, hash_text, write_json
-from domext_ray.text.data.sources import resolve_sources
+from domext_ray.storage import Place, hash_text, parse_json, write_json
+from domext_ray.text.data.documents import read_grouped
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.groups import PEOPLE, tell_groups
+from domext_ray.text.data.sources import Sources, resolve_sources
 from domext_ray.text.vocabulary.extension import (
     RECORD_FILE,
     BaseVocabulary,
@@ -19,14 +30,19 @@ from domext_ray.text.vocabulary.extension import (
     load_extension,
     save_extension,
 )
-from domext_ray.text.vocabulary.family import tokenizer_family
+from domext_ray.text.vocabulary.family import Groups, add_groups, tokenizer_family
 from domext_ray.text.vocabulary.ranking import Ranking, rank_new_entries
 from domext_ray.text.vocabulary.statistics import STATISTICS_FILE, count_pieces, describe_vocabulary
-from domext_ray.text.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer, replace_folder
 from domext_ray.text.vocabulary.word_counts import keep_counts
 from domext_ray.text.vocabulary.word_list import read_words
 
+LEARNED_FROM = "learned_from.json"
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MAX_REFILLS = 20
+MAX_CACHED_CHUNKS = 2**18
+SAMPLE_BYTES = 200 * 2**20
+"""Text that WordPieces are learned from, at most; tasks are taken evenly over the corpus."""
 
 
 def learn_extension(
@@ -177,3 +193,135 @@ def _read_made(folder: str, option: str, known: BaseVocabulary) -> list[str]:
             f"{known.name}; give the same base, or make a vocabulary for this one."
         )
     return list(extension.words)
+
+
+def learn_wordpiece(
+    spec: str,
+    prepare: PrepareConfig,
+    vocab: VocabConfig,
+    folder: Path,
+    model_max_length: int,
+    cache_dir: Place | None = None,
+) -> Path:
+    """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer; return its folder.
+
+    A folder learned from the same content with the same settings is kept.
+    """
+    from transformers import BertTokenizer
+
+    sources = resolve_sources(spec, prepare, cache_dir)
+    record = {
+        "content": sources.fingerprint,
+        "size": vocab.size,
+        "lowercase": vocab.lowercase,
+        "prepare": identify_documents(prepare),
+        "min_groups": resolve_min_groups(prepare, vocab),
+        "model_max_length": model_max_length,
+    }
+    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: it is learned anew
+        if parse_json(Place(folder / LEARNED_FROM).read_bytes()) == record:
+            return folder
+    wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
+    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    documents = _choose_documents(sources, prepare, vocab, wordpiece)
+    alphabet = _choose_alphabet(sources, documents(Dropped()), vocab)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab.size,
+        special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
+    wordpiece.train_from_iterator(documents(dropped), trainer)
+    tell_groups(dropped.values, spec, prepare, learned=vocab.learned_by)
+    sources.require_unchanged()
+    tokenizer = BertTokenizer(
+        vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
+    )
+    with replace_folder(Place(folder)) as temporary:
+        tokenizer.save_pretrained(temporary)
+        write_json(Place(temporary / LEARNED_FROM), record)
+    return folder
+
+
+def _choose_documents(
+    sources: Sources, prepare: PrepareConfig, vocab: VocabConfig, wordpiece: Tokenizer
+) -> Callable[[Dropped], Iterator[str]]:
+    """Return what reads the documents; where rows have groups, only their words that enough of these have."""
+    enough = resolve_min_groups(prepare, vocab)
+    if not enough:
+        return lambda dropped: (document for document, _ in _sample_documents(sources, prepare, dropped))
+
+    @functools.lru_cache(MAX_CACHED_CHUNKS)
+    def split(chunk: str) -> tuple[str, ...]:
+        text = wordpiece.normalizer.normalize_str(chunk)
+        return tuple(word for word, _ in wordpiece.pre_tokenizer.pre_tokenize_str(text))
+
+    groups: Groups = {}
+    for document, group in _sample_documents(sources, prepare, Dropped()):
+        for word in {word for chunk in set(document.split(" ")) for word in split(chunk)}:
+            add_groups(groups, word, (int.from_bytes(group, "big"),), enough)
+    common = {word for word, found in groups.items() if len(found) >= enough}
+
+    def read(dropped: Dropped) -> Iterator[str]:
+        for document, _ in _sample_documents(sources, prepare, dropped):
+            yield " ".join(word for chunk in document.split(" ") for word in split(chunk) if word in common)
+
+    return read
+
+
+def _sample_documents(sources: Sources, prepare: PrepareConfig, dropped: Dropped) -> Iterator[tuple[str, bytes]]:
+    stride = max(1, -(-sources.num_bytes // SAMPLE_BYTES))
+    read = 0
+    for task in sources.tasks[::stride]:
+        for document, group in read_grouped(task, prepare, dropped):
+            yield document, group
+            read += len(document.encode())
+            if read > SAMPLE_BYTES:
+                return
+
+
+def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
+    """The entries for characters inside of words.
+
+    Given to the trainer in a fixed order: its own is that of a hash table, and the order decides between equal counts.
+    """
+    joined = [wordpiece.normalizer.normalize_str(f"a{character}") for character in alphabet]
+    return [
+        f"##{character}"
+        for character, text in zip(alphabet, joined, strict=True)
+        if len(wordpiece.pre_tokenizer.pre_tokenize_str(text)) == 1
+    ]
+
+
+def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabConfig) -> list[str]:
+    """The characters that get an entry: those that make up 99.98 % of the text, in at most half of the entries.
+
+    Every character costs two entries (at the start and inside of a word), unless it is always a word of its own.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
+    counts: Counter[str] = Counter()
+    seen = 0
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+        seen += len(document)
+        if seen > SAMPLE_BYTES // 20:
+            break
+    del counts[" "]
+    total, covered, alphabet = sum(counts.values()), 0, []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= 0.9998 * total:
+            break
+        covered += count
+        alphabet.append(character)
+    kept = len(alphabet)
+    if not kept:
+        raise CorpusError(f"--corpus {sources.spec!r} has no usable line; give text.")
+    if 2 * min(kept, 64) + len(SPECIAL_TOKENS) > vocab.size:
+        raise CorpusError(
+            f"--vocab.size is {vocab.size}; the corpus' alphabet of {kept} characters alone needs "
+            f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
+        )
+    return sorted(alphabet[: (vocab.size - len(SPECIAL_TOKENS)) // 2])

@@ -1,40 +1,33 @@
-"""Tokenizers: load one, fingerprint one, cut text as it does, learn WordPieces for a model without a base."""
+"""Tokenizers: load one, judge whether it fits its model and its own entries, fingerprint one, cut text as it does."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
+from tokenizers.normalizers import BertNormalizer
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError, find_storage_error, to_line
 from domext_ray.progress import quiet_libraries
-from domext_ray.storage import Place, find_unfetched, hash_values, parse_json, require_readable, write_json
-from domext_ray.text.data.documents import read_grouped
-from domext_ray.text.data.dropped import Dropped
-from domext_ray.text.data.groups import PEOPLE, tell_groups
-from domext_ray.text.data.sources import Sources, resolve_sources
-from domext_ray.text.vocabulary.family import Groups, add_groups
+from domext_ray.storage import Place, find_unfetched, hash_values, parse_json, require_readable
+from domext_ray.text.vocabulary.family import PREFIX
 
 _FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
     r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|attempts"
 )
 """Files of a tokenizer's folder, learned or extended."""
-LAST_FILE, LEARNED_FROM = "tokenizer_config.json", "learned_from.json"
+LAST_FILE = "tokenizer_config.json"
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
     from transformers import PreTrainedTokenizerBase
 
-SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 """Where the tokenizers of BERT, RoBERTa and XLM-R keep their entries; one of them is needed."""
 PLAIN_TEXT = (
@@ -43,9 +36,14 @@ PLAIN_TEXT = (
 )
 SAMPLE_ENTRIES = 1000
 """By which merges are judged."""
-MAX_CACHED_CHUNKS = 2**18
-SAMPLE_BYTES = 200 * 2**20
-"""Text that a vocabulary is learned from, at most; tasks are taken evenly over the corpus."""
+LOST_FRAC = 0.03
+"""A rule that loses more of the entries is wrong. Right ones, measured, lose none of bert-base-uncased, 0.1 % of
+bert-base-chinese and 1.8 % of SciBERT, which has some accents and Greek capitals. A wrong one loses every word that
+begins with a capital, or every one that has an accent."""
+RARE_FRAC = 0.001
+"""A vocabulary that has fewer entries with a capital is uncased; bert-base-chinese, which keeps case, has 0.14 %."""
+JUDGED_ENTRIES = 50_000
+"""Of a larger vocabulary so many entries are judged by rules: all of half a million take a second."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -197,6 +195,115 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
         raise CorpusError(f"the tokenizer of {folder} is damaged ({error!r}); save it there again.") from error
 
 
+class _Rule(NamedTuple):
+    """A rule that does not fit: what both files call it, what it should be, and what is wrong with it."""
+
+    option: str
+    field: str
+    value: bool
+    fault: str
+
+
+def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path) -> str:
+    """Say which of a tokenizer's rules do not fit its entries, and what mends that; empty where all do.
+
+    Old cased checkpoints are a vocab.txt without tokenizer_config.json, which transformers reads by the rules of BERT's
+    uncased one, so that half of the entries are lost in silence. What a rule does to an entry is asked of the
+    tokenizer's own normaliser, and of one without the rule. Only WordPiece is read so: the rules of byte-level BPE and
+    of unigram models come with their entries, in tokenizer.json.
+    """
+    from transformers import BertTokenizer
+
+    backend = tokenizer.backend_tokenizer
+    if twice := _find_twice(folder):
+        return (
+            f"the tokenizer of --base {base} {twice}; give the model's own vocab.txt, unless the base was trained so."
+        )
+    if not isinstance(backend.model, models.WordPiece) or not isinstance(backend.normalizer, BertNormalizer):
+        return ""
+    vocab, special = backend.get_vocab(), set(tokenizer.all_special_tokens)
+    step = -(-len(vocab) // JUDGED_ENTRIES)
+    entries = [entry.removeprefix(PREFIX) for entry, i in vocab.items() if i % step == 0 and entry not in special]
+    wrong = _find_wrong(entries, backend.normalizer, step)
+    if not wrong:
+        return ""
+    reads_config = isinstance(tokenizer, BertTokenizer)  # any other class takes its rules from tokenizer.json alone
+    lines = json.dumps({rule.option if reads_config else rule.field: rule.value for rule in wrong})
+    mended = f"write {lines} as {folder / LAST_FILE}"
+    if not reads_config:
+        mended = f"set {lines[1:-1]} in the normalizer of {folder / 'tokenizer.json'}"
+    elif (folder / LAST_FILE).is_file():
+        mended = f"set {lines[1:-1]} in {folder / LAST_FILE}"
+    faults = ", and ".join(rule.fault for rule in wrong)
+    return (
+        f"the tokenizer of --base {base} {faults}; unless the base was trained so, {mended} (exports have the rules of "
+        "their base)."
+    )
+
+
+def _find_twice(folder: Path) -> str:
+    """Say which entry stands twice in a vocab.txt that is read, so that its ids may be those of other words."""
+    path = folder / "vocab.txt"
+    if (folder / "tokenizer.json").is_file() or not path.is_file():
+        return ""
+    places: dict[str, int] = {}
+    entries = path.read_text(encoding="utf-8").split("\n")
+    twice = [(places[entry], i, entry) for i, entry in enumerate(entries, 1) if places.setdefault(entry, i) != i]
+    twice = [found for found in twice if found[2].strip()]
+    if not twice:
+        return ""
+    first, second, entry = twice[0]
+    number = f"has {len(twice):,} entr{'y' if len(twice) == 1 else 'ies'} a second time in its vocab.txt"
+    return f"{number} (the first is {entry!r} in lines {first:,} and {second:,}), where the last one counts"
+
+
+def _find_wrong(entries: Sequence[str], normalizer: Any, step: int) -> list[_Rule]:
+    """Return the rules that lose entries, or that an uncased vocabulary lacks; given every so many-th entry."""
+    names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+    rules: dict[str, Any] = {name: getattr(normalizer, name) for name in names}
+
+    def list_kept(texts: Sequence[str], **other: bool) -> list[str]:
+        normalize = BertNormalizer(**{**rules, **other}).normalize_str
+        return [text for text in texts if normalize(text).strip() == text]
+
+    def count_changed(**other: bool) -> int:
+        return len(entries) - len(list_kept(entries, **other))
+
+    def describe(number: int, what: str) -> str:
+        return f"{'about ' * (step > 1)}{number * step:,} of its {len(entries) * step:,} entries have {what}"
+
+    found, most = list[_Rule](), LOST_FRAC * len(entries)
+    kept = set(list_kept(entries))
+    lost = [entry for entry in entries if entry not in kept]
+    accents = list_kept(lost, strip_accents=False)
+    stripped = set(accents)  # without lowercase they stay, too, unless strip_accents says otherwise
+    capitals = [entry for entry in list_kept(lost, lowercase=False) if entry not in stripped]
+    several = list_kept(lost, handle_chinese_chars=False)
+    if len(capitals) > most:
+        fault = f"lowercases text: {describe(len(capitals), 'capitals')} and can never be produced"
+        found.append(_Rule("do_lower_case", "lowercase", False, fault))
+    if len(accents) > most and (rules["strip_accents"] or not found):
+        fault = f"strips accents: {describe(len(accents), 'accents')} and can never be produced"
+        found.append(_Rule("strip_accents", "strip_accents", False, fault))
+    if len(several) > most:
+        fault = f"parts Chinese characters: {describe(len(several), 'one beside others')} and can never be produced"
+        found.append(_Rule("tokenize_chinese_chars", "handle_chinese_chars", False, fault))
+
+    few = RARE_FRAC * len(entries)
+    has_case = 2 * sum(entry != entry.upper() for entry in entries) > len(entries)
+    if has_case and not rules["lowercase"]:
+        number = count_changed(lowercase=True, strip_accents=False)
+        if number <= few:
+            fault = f"keeps capitals: {describe(number, 'one')}, so that words with a capital are unknown"
+            found.append(_Rule("do_lower_case", "lowercase", True, fault))
+    elif has_case and rules["strip_accents"] is False:
+        number = count_changed(strip_accents=True) - len(lost)
+        if number <= few:
+            fault = f"keeps accents: {describe(number, 'one')}, so that words with an accent are unknown"
+            found.append(_Rule("strip_accents", "strip_accents", True, fault))
+    return found
+
+
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the sha256 of what decides a text's ids: vocabulary, normaliser, pre-tokenizer, model, special tokens.
 
@@ -206,138 +313,6 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     kept: dict[str, Any] = {name: record.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     kept["special"] = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad", "unk")}
     return hash_values(kept)
-
-
-def learn_wordpiece(
-    spec: str,
-    prepare: PrepareConfig,
-    vocab: VocabConfig,
-    folder: Path,
-    model_max_length: int,
-    cache_dir: Place | None = None,
-) -> Path:
-    """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer; return its folder.
-
-    A folder learned from the same content with the same settings is kept.
-    """
-    from transformers import BertTokenizer
-
-    sources = resolve_sources(spec, prepare, cache_dir)
-    record = {
-        "content": sources.fingerprint,
-        "size": vocab.size,
-        "lowercase": vocab.lowercase,
-        "prepare": identify_documents(prepare),
-        "min_groups": resolve_min_groups(prepare, vocab),
-        "model_max_length": model_max_length,
-    }
-    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: it is learned anew
-        if parse_json(Place(folder / LEARNED_FROM).read_bytes()) == record:
-            return folder
-    wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
-    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    documents = _choose_documents(sources, prepare, vocab, wordpiece)
-    alphabet = _choose_alphabet(sources, documents(Dropped()), vocab)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab.size,
-        special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
-    dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
-    wordpiece.train_from_iterator(documents(dropped), trainer)
-    tell_groups(dropped.values, spec, prepare, learned=vocab.learned_by)
-    sources.require_unchanged()
-    tokenizer = BertTokenizer(
-        vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
-    )
-    with replace_folder(Place(folder)) as temporary:
-        tokenizer.save_pretrained(temporary)
-        write_json(Place(temporary / LEARNED_FROM), record)
-    return folder
-
-
-def _choose_documents(
-    sources: Sources, prepare: PrepareConfig, vocab: VocabConfig, wordpiece: Tokenizer
-) -> Callable[[Dropped], Iterator[str]]:
-    """Return what reads the documents; where rows have groups, only their words that enough of these have."""
-    enough = resolve_min_groups(prepare, vocab)
-    if not enough:
-        return lambda dropped: (document for document, _ in _sample_documents(sources, prepare, dropped))
-
-    @functools.lru_cache(MAX_CACHED_CHUNKS)
-    def split(chunk: str) -> tuple[str, ...]:
-        text = wordpiece.normalizer.normalize_str(chunk)
-        return tuple(word for word, _ in wordpiece.pre_tokenizer.pre_tokenize_str(text))
-
-    groups: Groups = {}
-    for document, group in _sample_documents(sources, prepare, Dropped()):
-        for word in {word for chunk in set(document.split(" ")) for word in split(chunk)}:
-            add_groups(groups, word, (int.from_bytes(group, "big"),), enough)
-    common = {word for word, found in groups.items() if len(found) >= enough}
-
-    def read(dropped: Dropped) -> Iterator[str]:
-        for document, _ in _sample_documents(sources, prepare, dropped):
-            yield " ".join(word for chunk in document.split(" ") for word in split(chunk) if word in common)
-
-    return read
-
-
-def _sample_documents(sources: Sources, prepare: PrepareConfig, dropped: Dropped) -> Iterator[tuple[str, bytes]]:
-    stride = max(1, -(-sources.num_bytes // SAMPLE_BYTES))
-    read = 0
-    for task in sources.tasks[::stride]:
-        for document, group in read_grouped(task, prepare, dropped):
-            yield document, group
-            read += len(document.encode())
-            if read > SAMPLE_BYTES:
-                return
-
-
-def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
-    """The entries for characters inside of words.
-
-    Given to the trainer in a fixed order: its own is that of a hash table, and the order decides between equal counts.
-    """
-    joined = [wordpiece.normalizer.normalize_str(f"a{character}") for character in alphabet]
-    return [
-        f"##{character}"
-        for character, text in zip(alphabet, joined, strict=True)
-        if len(wordpiece.pre_tokenizer.pre_tokenize_str(text)) == 1
-    ]
-
-
-def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabConfig) -> list[str]:
-    """The characters that get an entry: those that make up 99.98 % of the text, in at most half of the entries.
-
-    Every character costs two entries (at the start and inside of a word), unless it is always a word of its own.
-    """
-    normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
-    counts: Counter[str] = Counter()
-    seen = 0
-    for document in documents:
-        counts.update(normalizer.normalize_str(document))
-        seen += len(document)
-        if seen > SAMPLE_BYTES // 20:
-            break
-    del counts[" "]
-    total, covered, alphabet = sum(counts.values()), 0, []
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= 0.9998 * total:
-            break
-        covered += count
-        alphabet.append(character)
-    kept = len(alphabet)
-    if not kept:
-        raise CorpusError(f"--corpus {sources.spec!r} has no usable line; give text.")
-    if 2 * min(kept, 64) + len(SPECIAL_TOKENS) > vocab.size:
-        raise CorpusError(
-            f"--vocab.size is {vocab.size}; the corpus' alphabet of {kept} characters alone needs "
-            f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
-        )
-    return sorted(alphabet[: (vocab.size - len(SPECIAL_TOKENS)) // 2])
 
 
 @contextlib.contextmanager
