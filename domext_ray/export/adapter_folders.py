@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
-from domext_ray.config.extensions.lora import build_lora_config
-from domext_ray.config.extensions.table import find_others
+from domext_ray.config.extensions.table import build_lora_config, find_others
 from domext_ray.errors import RunError
 from domext_ray.export.card import describe_scale, name_base, read_terms, render_card
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, new_export

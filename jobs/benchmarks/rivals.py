@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from domext_ray.config.extensions.lora import build_lora_config
+from domext_ray.config.extensions.table import build_lora_config
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, find_reduction_factor
