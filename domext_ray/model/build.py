@@ -182,6 +182,12 @@ def pick_attention(device: torch.device, *, bf16: bool) -> str:
     return VARLEN if bf16 and has_bf16(device) else "sdpa"
 
 
+def checkpoint_activations(model: nn.Module) -> None:
+    """Have each layer's activations computed again in the backward pass; transformers is renaming its method."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()  # type: ignore[operator]
+
+
 @contextlib.contextmanager
 def bypass_extensions(model: nn.Module) -> Iterator[None]:
     """Let a model without LoRA predict as its frozen base does while the block runs; new words score as before."""

@@ -41,7 +41,7 @@ from domext_ray.config.pretrain import (
     count_passes,
     resolve_micro_batch_sizes,
 )
-from domext_ray.model.build import prepare_for_device, store_base
+from domext_ray.model.build import checkpoint_activations, prepare_for_device, store_base
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.model.spec import META, ModelSpec
@@ -49,7 +49,7 @@ from domext_ray.runtime.device import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
-from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
+from domext_ray.training.engine import MAX_BUCKET_ELEMENTS
 from domext_ray.training.losses import InfoNCELoss, Loss, MaskedLoss, count_chunks, make_loss, needs_teacher
 from domext_ray.training.objective import LOSS, KeptRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch

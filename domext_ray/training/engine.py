@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.build import checkpoint_activations
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import join_products
 from domext_ray.training.capture import CapturedPasses, record_graph
@@ -345,9 +346,3 @@ def _forbid_compiled_op(deepspeed: Any) -> None:
         "and ninja. Install the version that cluster/constraints.txt names.",
         stacklevel=2,
     )
-
-
-def checkpoint_activations(model: nn.Module) -> None:
-    """Have each layer's activations computed again in the backward pass; transformers is renaming its method."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable()  # type: ignore[operator]

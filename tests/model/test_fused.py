@@ -18,8 +18,8 @@ from tiny_models import MODERN, make_model, make_rows
 from torch import Tensor
 
 from domext_ray.model import fused
+from domext_ray.model.build import checkpoint_activations
 from domext_ray.model.domext.layers_domext import HeadGroup, apply_rotary_pos_emb, compute_cos_sin
-from domext_ray.training.engine import checkpoint_activations
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 KERNELS = "domext_ray.model.kernels"

@@ -27,12 +27,11 @@ from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.rows import Row, batch_by_length
 from domext_ray.families.task import StagedTask, Task, TaskBatch
-from domext_ray.model.build import merge_extensions
+from domext_ray.model.build import checkpoint_activations, merge_extensions
 from domext_ray.models.rules import scale_rates
 from domext_ray.models.start import StartModel, build_task_model
 from domext_ray.models.task_model import PREDICTION_TOKENS, TaskModel
 from domext_ray.text.data.draws import Purpose, hash_counters
-from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import LOSS
 from domext_ray.training.step import SingleProcessTrainer
