@@ -43,9 +43,10 @@ from domext_ray.adapters.entry import (
     name_own,
     put_adapter,
 )
+from domext_ray.config.options.declare import check_place
 from domext_ray.config.options.submitted import find_input, find_output, hide_places
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.errors import DomextError, RunError, StorageError
+from domext_ray.errors import BaseModelError, DomextError, RunError, StorageError
 from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
@@ -86,7 +87,7 @@ class AdapterBank:
         taken = "exists already; give a new folder for a bank, or open the bank that is there."
         if place.is_file() or place.list_names():
             raise RunError(f"{place} {taken}")
-        loaded, local = load_base(base), Path(base).expanduser()
+        loaded, local = _load_base(base), Path(base).expanduser()
         is_folder = base != SHIPPED_BASE and local.is_dir()
         base_id = str(local.resolve()) if is_folder else base
         bank = cls(place, base_id, loaded.sha256, describe_shape(loaded.config))
@@ -115,7 +116,7 @@ class AdapterBank:
     @cached_property
     def base(self) -> Base:
         """The base, in fp32 on the CPU."""
-        base = load_base(self.base_id)
+        base = _load_base(self.base_id)
         if base.sha256 != self.base_sha256 or describe_shape(base.config) != self.shape:
             raise RunError(
                 f"the bank {self.folder} is one of a base of sha256 {self.base_sha256[:12]}, and {self.base_id!r} now "
@@ -303,6 +304,15 @@ class AdapterBank:
             )
         if (self._adapters / name / DESCRIPTION).is_file():
             raise RunError(f"the bank {self.folder} has an adapter {name!r} already; give another name or remove it.")
+
+
+def _load_base(base: str) -> Base:
+    """Load a base whose name comes from Python or from a file of a bank, and that no option has checked."""
+    try:
+        check_place(base)
+    except ValueError as error:
+        raise BaseModelError(f"--base is {base!r}; it must be {error}, or a hub id.") from None
+    return load_base(base)
 
 
 def _name_tensors(sha256: str) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from domext_ray.config.options.declare import check_place
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.files import ASSETS
 
@@ -133,10 +132,6 @@ def find_local_base(base: str) -> Path | None:
     `base` is "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
     hub id.
     """
-    try:
-        check_place(base)
-    except ValueError as error:
-        raise BaseModelError(f"--base is {base!r}; it must be {error}, or a hub id.") from None
     folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
     if base == SHIPPED_BASE and not folder.is_dir():
         raise BaseModelError(
