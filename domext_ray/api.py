@@ -20,10 +20,10 @@ from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
-from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 from domext_ray.storage import Place, Where, require_readable
 from domext_ray.text.data.names import SHIPPED_BASE, check_name
+from domext_ray.training.metrics import MLM, find_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

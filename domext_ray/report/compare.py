@@ -27,9 +27,8 @@ from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_intervals, new_p
 from domext_ray.report.summary import SUMMARY, read_origin, read_summary
 from domext_ray.report.tables import NONE, Table, format_bounds
 from domext_ray.runs import run_directory
-from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.storage import Place, write_text
-from domext_ray.training.metrics import find_last_step, read_metrics
+from domext_ray.training.metrics import MLM, find_last_step, find_losses, read_metrics
 
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
 INDEX = "index.html"

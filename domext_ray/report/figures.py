@@ -23,7 +23,7 @@ from domext_ray.intervals import Estimate, subtract
 from domext_ray.progress import format_seconds
 from domext_ray.report.tables import NONE, Rows, format_text
 from domext_ray.runs.events import STAGES
-from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
+from domext_ray.training.metrics import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""

@@ -27,8 +27,8 @@ from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
 from domext_ray.intervals import Estimate
-from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.storage import Place, new_file, open_file
+from domext_ray.training.metrics import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 
 PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
 BLUE, GREEN, ORANGE, VIOLET, RED, OCHRE = "#1f6fb2", "#23794b", "#b34d14", "#6a51a3", "#b3365b", "#7a5f14"

@@ -43,12 +43,11 @@ from domext_ray.report.page import format_settings, render_page
 from domext_ray.report.plots import list_curves, write_curves
 from domext_ray.report.summary import read_origin, write_summary
 from domext_ray.runs.events import REPORT, enter_phase, measure_times
-from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place, new_file, write_text
 from domext_ray.text.corpus.unknown import describe_unknown
 from domext_ray.text.vocabulary.statistics import STATISTICS_FILE
-from domext_ray.training.metrics import find_last_step, read_metrics
+from domext_ray.training.metrics import DOMAIN, find_last_step, find_losses, read_metrics
 from domext_ray.training.router import describe_router, read_records
 from domext_ray.training.run import Run
 

@@ -25,13 +25,12 @@ from domext_ray.files import NUMBER, Kind, check_values, read_json
 from domext_ray.model.spec import ModelSpec
 from domext_ray.report.figures import describe_times, measure_run
 from domext_ray.runs.events import measure_times
-from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runs.run_directory import RUN, add_versions, read_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
 from domext_ray.storage import Place, write_json
 from domext_ray.text.corpus.unknown import find_unknown
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.metrics import read_metrics
+from domext_ray.training.metrics import MLM, find_losses, read_metrics
 from domext_ray.training.phases import ORDER, Phase, describe_reading, make_phases
 from domext_ray.training.router import read_records
 from domext_ray.training.run import Run

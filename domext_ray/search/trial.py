@@ -31,7 +31,6 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
 from domext_ray.runs.attempts import supersede
-from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.device import TRAINING, prepare_device
 from domext_ray.runtime.trials import Trial
@@ -41,7 +40,7 @@ from domext_ray.search.space import Point, configure, name_preparation
 from domext_ray.storage import Place, write_json
 from domext_ray.text.vocabulary.tokenizer import LAST_FILE, replace_folder
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import read_metrics
+from domext_ray.training.metrics import DOMAIN, find_losses, read_metrics
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 

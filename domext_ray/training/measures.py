@@ -13,7 +13,6 @@ from torch import nn
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.runs.events import EVALUATION
-from domext_ray.runs.losses import name_losses
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     SETS,
@@ -25,6 +24,7 @@ from domext_ray.training.evaluate import (
     pack_scores,
     unpack_scores,
 )
+from domext_ray.training.metrics import name_losses
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.ranks import Ranks

@@ -3,6 +3,9 @@
 One JSON object a step; a resumed run cuts the file back to its checkpoint, so that no step stands there twice. A
 worker of an older attempt (a driver was killed, its worker lives on for a moment) is refused before it writes. In a
 bucket metrics.jsonl grows every few seconds.
+
+What a run's loss and accuracy are called, there, in summary.json and for people, follows from its objective. Figures
+say themselves which they are: `train/infonce_loss` is that of infonce.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.config.pretrain import TrainConfig
@@ -21,11 +25,12 @@ from domext_ray.errors import StorageError
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import TAIL_BYTES, EventReader, notify_driver
-from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Log, Place, parse_json
 from domext_ray.training.tracking import PUBLISH, Tracked, Tracking
 
+TRAIN, DOMAIN = "train/", "eval/domain_"
+"""What stands before `LossNames.loss` in metrics.jsonl: of a step, and of an evaluation on held-out text."""
 REFRESH_SECONDS, REQUEST_SECONDS = 0.5, 10.0
 """Between two looks at a run's files on a disk, and between two requests for those in a bucket."""
 SHOWN = {
@@ -37,6 +42,61 @@ SHOWN = {
 """What else the line of a step says of what its record has, the most important first: a narrow terminal has no more."""
 CHECK_REST = 20.0
 """Times the seconds that it took to ask whether the run is still this attempt's: so long it is not asked again."""
+
+
+@dataclass(frozen=True)
+class LossNames:
+    """How the figures of an objective are called."""
+
+    key: str  # mlm makes mlm_loss and mlm_accuracy
+    title: str  # the loss for people
+    unit: str  # what the loss is a mean over
+    count: str  # name of the number of these in metrics.jsonl
+    loss_help: str  # what the two are, for those who do not know the objective
+    accuracy_help: str
+    share: str = ""  # what the accuracy is a share of, and when one counts, for people; empty: accuracy
+
+    @property
+    def loss(self) -> str:
+        return f"{self.key}_loss"
+
+    @property
+    def accuracy(self) -> str:
+        return f"{self.key}_accuracy"
+
+
+MLM = LossNames("mlm", "loss", "token", "masked_tokens", "masked-LM loss (nats per token)", "masked tokens predicted")
+_VECTORS = {
+    "infonce": LossNames(
+        "infonce",
+        "InfoNCE loss",
+        "row",
+        "compared_rows",
+        "loss (nats per row)",
+        "rows whose vector is nearest to their other view's",
+        "rows matched",
+    ),
+}
+_ALL = (MLM, *_VECTORS.values())
+
+
+def name_losses(kind: str) -> LossNames:
+    """Return how the figures of an `objective.kind` are called."""
+    return _VECTORS.get(kind, MLM)
+
+
+def find_losses(figures: Mapping[str, Any], place: str = "") -> LossNames | None:
+    """Return how a run's figures are called, given some of them; None: they have no loss.
+
+    They are "domain" of summary.json, or a line of metrics.jsonl, with `TRAIN` or `DOMAIN` as `place`.
+    """
+    return next((names for names in _ALL if place + names.loss in figures), None)
+
+
+def find_run_losses(records: Sequence[Mapping[str, Any]]) -> LossNames:
+    """Return how a run's figures are called, given its lines of metrics.jsonl; without a loss those of masked words."""
+    found = (find_losses(record, place) for record in reversed(records) for place in (TRAIN, DOMAIN))
+    return next(filter(None, found), MLM)
 
 
 def read_metrics(path: Place, num_bytes: int = 0) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from domext_ray.errors import DivergenceError, TrainingError
-from domext_ray.runs.losses import TRAIN, name_losses
 from domext_ray.training.checkpoint import describe_resumption
 from domext_ray.training.cost import Roofline, count_step, measure_peak_memory
 from domext_ray.training.losses import Loss
+from domext_ray.training.metrics import TRAIN, name_losses
 from domext_ray.training.objective import KEEP_LOSS, LOSS, NEXT_SENTENCE_LOSS
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import Phase, count_epochs

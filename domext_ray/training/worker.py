@@ -23,7 +23,6 @@ from domext_ray.config.pretrain import count_passes
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.runs.events import FIRST_STEP, LOADING, TRAINING, WORKERS, enter_phase, notify_driver
-from domext_ray.runs.losses import DOMAIN, name_losses
 from domext_ray.text.corpus.stream import Prefetch
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import agree_on_checkpoint
@@ -33,7 +32,7 @@ from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import build_evaluations
 from domext_ray.training.losses import make_loss
 from domext_ray.training.measures import Measures
-from domext_ray.training.metrics import MetricsLog
+from domext_ray.training.metrics import DOMAIN, MetricsLog, name_losses
 from domext_ray.training.notices import LIMIT, EndAsked, Notices
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import BatchMaker, make_phases
