@@ -23,7 +23,7 @@ from domext_ray.runtime.machine import count_cpus, find_address, find_free_disk,
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes, start_ray
 from domext_ray.storage import Place
 from domext_ray.text.data.names import SHIPPED_BASE
-from domext_ray.training.choices import describe_choices
+from domext_ray.training.engine import describe_choices
 
 HUB_SECONDS = 3.0
 """How long the hub may take to answer."""

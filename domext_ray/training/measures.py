@@ -25,9 +25,9 @@ from domext_ray.training.evaluate import (
     unpack_scores,
 )
 from domext_ray.training.metrics import name_losses
-from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.ranks import Ranks
+from domext_ray.training.records import PartFigures
 from domext_ray.training.router import attach_routers, read_records, wants_router
 from domext_ray.training.run import Run
 

@@ -26,18 +26,16 @@ from domext_ray.runs.events import FIRST_STEP, LOADING, TRAINING, WORKERS, enter
 from domext_ray.text.corpus.stream import Prefetch
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import agree_on_checkpoint
-from domext_ray.training.choices import describe_choices
 from domext_ray.training.cost import Roofline
-from domext_ray.training.engine import Engine
+from domext_ray.training.engine import Engine, describe_choices
 from domext_ray.training.evaluate import build_evaluations
 from domext_ray.training.losses import make_loss
 from domext_ray.training.measures import Measures
 from domext_ray.training.metrics import DOMAIN, MetricsLog, name_losses
 from domext_ray.training.notices import LIMIT, EndAsked, Notices
-from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.ranks import Ranks
-from domext_ray.training.records import StepBatch, StepRecords, find_rooflines
+from domext_ray.training.records import PartFigures, StepBatch, StepRecords, find_rooflines
 from domext_ray.training.run import Run, Start
 from domext_ray.training.saver import Saver
 from domext_ray.training.start import begin

@@ -45,10 +45,9 @@ from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import make_loss
 from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
-from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.ranks import Ranks
-from domext_ray.training.records import StepRecords
+from domext_ray.training.records import PartFigures, StepRecords
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker
 

@@ -31,8 +31,7 @@ from domext_ray.runtime.device import has_bf16, prepare_device
 from domext_ray.runtime.ray_cluster import resolve_precision
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import ServedBank
-from domext_ray.training.choices import describe_choices
-from domext_ray.training.engine import _build_config
+from domext_ray.training.engine import _build_config, describe_choices
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 ON_CARD = ScaleConfig(use_gpu=True)
