@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from domext_ray.commands.main import find_job
-from domext_ray.config.options.read import Given, read_values
+from domext_ray.config.options.build import Given, read_values
 from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS

@@ -31,9 +31,8 @@ from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
 from domext_ray.commands.main import find_job
 from domext_ray.config import presets
-from domext_ray.config.options.build import from_dict
+from domext_ray.config.options.build import CONFIG, PRESET, from_dict, read_flags
 from domext_ray.config.options.kinds import list_options
-from domext_ray.config.options.read import CONFIG, PRESET, read_flags
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.families.described_sets import read_description

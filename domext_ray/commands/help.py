@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from domext_ray.commands.job import Job
-from domext_ray.config.options.build import list_values, show_value
+from domext_ray.config.options.build import CONFIG, PRESET, Settings, list_values, read_file, show_value
 from domext_ray.config.options.kinds import Option, list_options, list_sections
-from domext_ray.config.options.read import CONFIG, PRESET, Settings, read_file
 from domext_ray.config.presets import find_preset
 
 FEW, ALL = ("--help", "-h"), ("--help_all",)

@@ -19,9 +19,9 @@ from typing import Any, Generic
 from domext_ray.config import presets
 from domext_ray.config.jobs import CompareConfig, name_models
 from domext_ray.config.mixture import NO_TEXT
+from domext_ray.config.options.build import CONFIG, PRESET, Given, read_file, read_flags
 from domext_ray.config.options.declare import FOUND, MAIN, MODELS, ConfigT
 from domext_ray.config.options.kinds import Option, list_options
-from domext_ray.config.options.read import CONFIG, PRESET, Given, read_file, read_flags
 from domext_ray.config.options.submitted import NAMES, find_input, name_searched, settle_paths
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError

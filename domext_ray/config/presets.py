@@ -10,10 +10,9 @@ from pathlib import Path
 
 from domext_ray.config.extensions.table import MAIN_SIZES
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
-from domext_ray.config.options.build import build
+from domext_ray.config.options.build import PRESET, Given, Setting, Settings, build, read_file
 from domext_ray.config.options.declare import ConfigT
 from domext_ray.config.options.kinds import suggest
-from domext_ray.config.options.read import PRESET, Given, Setting, Settings, read_file
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, OptionError
 

@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Literal
 
-from domext_ray.config.options.build import dump_yaml, list_values
-from domext_ray.config.options.read import read_file
+from domext_ray.config.options.build import dump_yaml, list_values, read_file
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig, SettledConfig

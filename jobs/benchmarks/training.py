@@ -39,8 +39,7 @@ from transformers import (
 from domext_ray.config import presets
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.options.build import to_dict
-from domext_ray.config.options.read import read_flags
+from domext_ray.config.options.build import read_flags, to_dict
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
 from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, plan_epoch, prepare_task
 from domext_ray.errors import ConfigError, RunError

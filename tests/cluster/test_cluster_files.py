@@ -41,8 +41,7 @@ from ray.serve.schema import ServeDeploySchema
 from domext_ray.commands.job import Job, configure
 from domext_ray.commands.measuring import SWEEP
 from domext_ray.commands.pretraining import AF
-from domext_ray.config.options.build import from_dict
-from domext_ray.config.options.read import read_flags
+from domext_ray.config.options.build import from_dict, read_flags
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.pipeline import run_pretraining

@@ -20,9 +20,8 @@ from domext_ray.commands.help import format_help
 from domext_ray.commands.job import check_trackers, configure
 from domext_ray.commands.main import JOBS, run_job
 from domext_ray.config import presets
-from domext_ray.config.options.build import build
+from domext_ray.config.options.build import build, read_file, read_flags
 from domext_ray.config.options.kinds import list_options
-from domext_ray.config.options.read import read_file, read_flags
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError

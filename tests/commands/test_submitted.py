@@ -17,10 +17,9 @@ from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_job
 from domext_ray.config.mixture import NO_TEXT, SELF
 from domext_ray.config.options import submitted
-from domext_ray.config.options.build import describe_difference
+from domext_ray.config.options.build import Given, describe_difference, read_values
 from domext_ray.config.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
 from domext_ray.config.options.kinds import Option, list_options
-from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import ROLES, settle_paths
 from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError

@@ -18,10 +18,18 @@ from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import KNOWN_METHODS
-from domext_ray.config.options.build import build, dump_yaml, from_dict, identity_of, to_dict
+from domext_ray.config.options.build import (
+    build,
+    dump_yaml,
+    from_dict,
+    identity_of,
+    read_file,
+    read_flags,
+    read_values,
+    to_dict,
+)
 from domext_ray.config.options.declare import read_seconds
 from domext_ray.config.options.kinds import list_options, read_comments
-from domext_ray.config.options.read import read_file, read_flags, read_values
 from domext_ray.config.pretrain import PretrainConfig, TrainConfig
 from domext_ray.errors import ConfigError, hide_passwords
 from domext_ray.runs.run_directory import read_config

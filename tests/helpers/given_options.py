@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from domext_ray.config.options.build import read_flags
 from domext_ray.config.options.declare import ConfigT
-from domext_ray.config.options.read import read_flags
 from domext_ray.config.presets import configure
 
 

@@ -13,7 +13,7 @@ from conftest import FEW_SENTENCES, REPOSITORY
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.pretraining import METHODS
-from domext_ray.config.options.read import read_flags
+from domext_ray.config.options.build import read_flags
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError
 from domext_ray.pipeline import run_pretraining

@@ -14,8 +14,7 @@ from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
 from domext_ray.config import presets
 from domext_ray.config.mixture import MixtureConfig
-from domext_ray.config.options.build import dump_yaml
-from domext_ray.config.options.read import Given
+from domext_ray.config.options.build import Given, dump_yaml
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import RunError

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-from domext_ray.config.options.build import build, to_dict
+from domext_ray.config.options.build import Setting, build, read_values, to_dict
 from domext_ray.config.options.declare import DESCRIBED, FOUND, MODELS, OPTIONS, READ, TEXTS, WRITTEN, ConfigT
 from domext_ray.config.options.kinds import Option, list_options
-from domext_ray.config.options.read import Setting, read_values
 from domext_ray.errors import DomextError, OptionError
 from domext_ray.files import split_paths
 from domext_ray.runtime.machine import find_submission
