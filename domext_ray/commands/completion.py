@@ -10,7 +10,7 @@ from typing import Any
 
 from domext_ray.commands.help import ALL, FEW
 from domext_ray.commands.job import Job
-from domext_ray.config.options.read import CONFIG, PRESET
+from domext_ray.config.options.build import CONFIG, PRESET
 from domext_ray.config.presets import list_presets
 
 _SCRIPT = """# Completes command lines of domext in bash; printed by domext completion bash.

@@ -23,8 +23,9 @@ from domext_ray.families.comparison import WRONG, Compared, Mistake
 from domext_ray.families.family import ID, Prediction, SplitRows
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.cells import as_offset, as_whole
 from domext_ray.families.readers.examples import Choice
-from domext_ray.families.readers.issues import DataIssues, SetRow, as_offset, as_whole
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Task

@@ -28,9 +28,9 @@ from domext_ray.families.metrics.label_set_metrics import (
     score_label_sets,
 )
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.cells import split_cell
+from domext_ray.families.readers.cells import as_whole, shorten, split_cell
 from domext_ray.families.readers.examples import MultiLabelText
-from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole, shorten
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.families.texts import TextRows, read_texts

@@ -23,9 +23,9 @@ from domext_ray.families.comparison import Compared, compare_sets
 from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_terms
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.cells import split_cell
+from domext_ray.families.readers.cells import shorten, split_cell
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, Mention
-from domext_ray.families.readers.issues import DataIssues, SetRow, shorten
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.readers.records import list_items, parse_document, read_table, read_text
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
 from domext_ray.families.task import Embed, Predict, StagedTask, Task

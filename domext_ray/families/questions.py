@@ -21,9 +21,9 @@ from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.families.metrics.metrics import score_answers
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.cells import read_mark
+from domext_ray.families.readers.cells import as_offset, read_mark
 from domext_ray.families.readers.examples import Entity, Question
-from domext_ray.families.readers.issues import SetRow, as_offset
+from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.set_description import RULES
 from domext_ray.families.rows import Row
 from domext_ray.families.state import BOOL, NOTHING_LEARNED, State

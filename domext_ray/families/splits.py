@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError, find_storage_error
-from domext_ray.families.readers.annotation_tools import complete_exports, take_choices
+from domext_ray.families.readers.annotation_tools import complete_exports
 from domext_ray.families.readers.columns import GROUP, select_columns
 from domext_ray.families.readers.examples import SPLITS, Example
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
@@ -30,6 +30,8 @@ from domext_ray.text.data.files import find_suffix
 from domext_ray.text.data.groups import hash_group
 from domext_ray.text.data.readers import part_values
 
+_BY_ROLE = ("conll", "squad", "brat")
+"""Readers of files whose records go by role at once; those of all others, and of datasets, go by column."""
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
@@ -41,7 +43,8 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     for key in description.ignored:
         issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
     folder = Path(description.data)
-    if folder.is_dir() and not _is_saved_dataset(folder):
+    has_files = folder.is_dir() and not _is_saved_dataset(folder)
+    if has_files:
         files = find_split_files(description)
         records = {
             split: _read_file(path, description, issues, [other for other in files.values() if other != path])
@@ -50,8 +53,9 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     elif folder.exists() and not folder.is_dir():
         raise CorpusError(f"{description.data} is a file; give the folder that holds it and the other splits.")
     else:
-        splits = _open_dataset(description)
-        records = {split: select_columns(found, description, issues) for split, found in splits.items()}
+        records = _open_dataset(description)
+    if not has_files or description.reader not in _BY_ROLE:
+        records = {split: select_columns(found, description, issues) for split, found in records.items()}
     family = FAMILIES[description.task]
     rows = {split: [SetRow(record, description, issues) for record in found] for split, found in records.items()}
     return {
@@ -115,7 +119,7 @@ def _has_brat(path: Path, folder: Path, others: Sequence[Path]) -> bool:
 
 
 def _read_file(path: Path, description: SetDescription, issues: DataIssues, others: Sequence[Path]) -> Iterator[Record]:
-    """Yield records whose values go by role; `others` are the files, or folders, of the other splits."""
+    """Yield records; `others` are the files, or folders, of the other splits."""
     match description.reader:
         case "conll":
             return read_conll(path, description, issues)
@@ -126,8 +130,7 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
     records = read_records(path, description, issues)
     if "tags" in description.required and find_suffix(str(path)) == ".parquet" and not description.tags:
         records = _decode_tags(records, path, description)
-    records = complete_exports(records, description, issues)
-    return take_choices(select_columns(records, description, issues), description, issues)
+    return complete_exports(records, description, issues)
 
 
 def _decode_tags(records: Iterator[Record], path: Path, description: SetDescription) -> Iterator[Record]:

@@ -24,8 +24,9 @@ from domext_ray.families.family import Prediction, SplitRows
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.cells import as_whole
 from domext_ray.families.readers.examples import LabelledText, MarkedText
-from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.rows import Row
 from domext_ray.families.task import Outputs, Task
 from domext_ray.families.windows import RowTemplate, make_cutting_backend, plan_windows, read_template

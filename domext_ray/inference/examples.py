@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import make_description
-from domext_ray.families.readers.cells import read_nested
+from domext_ray.families.readers.cells import is_missing, read_nested
 from domext_ray.families.readers.examples import Example
-from domext_ray.families.readers.issues import UNLABELLED, DataIssues, Record, SetRow, is_missing
+from domext_ray.families.readers.issues import UNLABELLED, DataIssues, Record, SetRow
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import NOTHING_LEARNED, State

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.issues import as_whole
+from domext_ray.families.readers.cells import as_whole
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow, find_fault
 from domext_ray.text.data.files import (
     JSONL,

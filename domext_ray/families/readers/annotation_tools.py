@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.cells import shorten
 from domext_ray.families.readers.columns import get_value
-from domext_ray.families.readers.issues import DataIssues, Record, shorten
+from domext_ray.families.readers.issues import DataIssues, Record
 from domext_ray.families.readers.set_description import SetDescription
 
 _MIN_COLUMNS = {"annotation_id", "annotator", "lead_time"}
@@ -45,22 +46,6 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
         read = next((read for needed, read in readers if needed <= columns), None)
         for record in records:
             yield record if read is None else read(record, description)
-
-
-def take_choices(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
-    """Make a class, or a list of labels, of what Label Studio has for several choices; values go by role."""
-    role = description.annotated
-    for record in records:
-        value = record.values.get(role)
-        choices = value.get("choices") if isinstance(value, Mapping) else None
-        if not isinstance(choices, (list, tuple)):
-            yield record
-        elif role == "label" and len(choices) > 1:
-            fault = "has several choices, of which a class is one (--task multilabel takes them all)"
-            issues.add(record.source, "row", fault, choices)
-        else:
-            taken = choices if role == "labels" else next(iter(choices), None)
-            yield replace(record, values={**record.values, role: taken})
 
 
 def _fill(records: Sequence[Record], description: SetDescription, role: str) -> Iterator[Record]:

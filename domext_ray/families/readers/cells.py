@@ -1,14 +1,15 @@
-"""What stands in one cell -> a truth value, or a list: each in all the ways that writers of tables have for it."""
+"""What stands in one cell -> a whole number, a truth value, or a list, in all the ways that writers of tables have."""
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from typing import Any
 
-from domext_ray.families.readers.issues import as_whole, is_missing
-
+_EXACT = 2**53  # above it, neighbouring whole numbers are one float
+_WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
 _MARKS = {
     **dict.fromkeys(("1", "true", "yes", "t", "y"), True),
     **dict.fromkeys(("0", "false", "no", "f", "n"), False),
@@ -21,6 +22,31 @@ _ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))*\s*\]")
 _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)
 """A set as Python writes it where {…} is none."""
 _LIST_OF_TEXTS = re.compile(r"""\[\s*['"]""")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: None, or NaN, as pandas has it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def as_whole(value: Any) -> Any:
+    """Return a whole number that was written as a float ("1.0", or 1.0 in JSON) as an int; else the value itself.
+
+    A column of whole numbers with a gap in it is a column of floats to pandas, and so in the files that it writes.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, str) and _WHOLE_FLOAT.fullmatch(value.strip()):
+        return int(value.strip().split(".")[0])
+    return value
+
+
+def as_offset(value: Any) -> int | None:
+    """Return a whole number that was written as such, as a float or as a text ("6"); None: it is none."""
+    value = as_whole(value)
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def read_mark(value: Any) -> bool | None:
@@ -71,3 +97,9 @@ def _read_array(text: str) -> list[Any]:
 def split_cell(value: str, separator: str) -> list[str]:
     """Return the parts of a cell that are not blank."""
     return [part.strip() for part in value.split(separator) if part.strip()]
+
+
+def shorten(value: object, length: int = 80) -> str:
+    """Show a value in a message, at most `length` characters of it."""
+    shown = repr(value)
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"

@@ -6,12 +6,14 @@ The description names those columns: one that a split lacks, or an index beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.cells import read_mark, read_nested
-from domext_ray.families.readers.issues import DataIssues, Record, is_missing, shorten
+from domext_ray.families.readers.cells import is_missing, read_mark, read_nested, shorten
+from domext_ray.families.readers.issues import DataIssues, Record
 from domext_ray.families.readers.set_description import Column, SetDescription
 
 LABEL_COLUMNS = "label_columns"
@@ -64,69 +66,80 @@ def lacks_column(source: str, columns: Iterable[Column], description: SetDescrip
     )
 
 
+def require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:
+    """Refuse a header that has a column twice which is read."""
+    read = {next((name for name in own if name in names), "") for own in description.columns.values()}
+    read |= {*description.columns.get("options", ()), description.group_field}
+    read |= {*description.labels} if description.reader == LABEL_COLUMNS else set()
+    for name, number in Counter(names).items():
+        if number > 1 and name and name in read:
+            raise CorpusError(f"{source} has the column {name!r} {number} times; give each its own name.")
+
+
 def select_columns(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Yield records whose values go by role; optional ones may be None.
 
-    If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted.
-    """
-    is_first = True
-    for record in _drop_rejected(records, description, issues):
-        missing = find_missing(record.values, description)
-        if missing is not None and is_first:
-            raise lacks_column(record.source, record.values, description)
-        if is_first and description.reader == LABEL_COLUMNS:
-            _check_label_columns(record, description)
-        is_first = False
-        if missing is not None:
-            issues.add(record.source, "row", f"has no column for {missing!r}")
-            continue
-        values = {role: get_value(record.values, names) for role, names in description.columns.items()}
-        if len(options := description.columns.get("options", ())) > 1:
-            values["options"] = [_look_up(record.values, name) for name in options]
-        if description.group_field != "":
-            values[GROUP] = get_value(record.values, (description.group_field,))
-        if description.reader == LABEL_COLUMNS:
-            marks = {label: _find_mark(record.values.get(label)) for label in description.labels}
-            wrong = next((label for label, mark in marks.items() if mark is None), None)
-            if wrong is not None:
-                issues.add(record.source, "row", f"has neither 0 nor 1 for {wrong!r}", record.values.get(wrong))
-                continue
-            values["labels"] = [label for label, mark in marks.items() if mark]
-        if broken := _read_lists(values):
-            issues.add(record.source, "row", f"has a list as {broken!r} that cannot be read", values[broken])
-            continue
-        yield Record(values, record.path, record.place)
-
-
-def _drop_rejected(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
-    """Yield the records that an annotator accepted; those that Prodigy says were rejected or skipped are counted.
-
-    It writes one of three words as `answer`. A column of that name that has others, or plays a role, is not Prodigy's.
+    If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted, and so
+    are those that an annotator has rejected or skipped, for which Prodigy writes a word as `answer`. A column of that
+    name that has other words, or plays a role, is not Prodigy's.
     """
     listed = list(records)
     statuses = [record.values.get(_STATUS) for record in listed]
     has_role = any(_STATUS in names for names in description.columns.values())
     is_prodigy = not has_role and all(is_missing(status) or status in ("", _ACCEPTED, *REJECTED) for status in statuses)
+    is_first = True
     for record, status in zip(listed, statuses, strict=True):
         if is_prodigy and status in REJECTED:
-            issues.add(record.source, "row", f"has the answer {status!r} of Prodigy")
+            values, fault, detail = dict[str, Any](), f"has the answer {status!r} of Prodigy", ""
         else:
-            yield record
+            if is_first:
+                _check_first(record, description)
+            is_first = False
+            values, fault, detail = _read_roles(record, description)
+        if fault:
+            issues.add(record.source, "row", fault, detail)
+        else:
+            yield Record(values, record.path, record.place)
 
 
-def _read_lists(values: dict[str, Any]) -> str:
-    """Make lists of the cells that spell them; return the role of one that cannot be read, or an empty text."""
+def _read_roles(record: Record, description: SetDescription) -> tuple[dict[str, Any], str, Any]:
+    """Return a row's values by role; and of one that cannot be used why, as it follows "the row", and what shows it."""
+    if (missing := find_missing(record.values, description)) is not None:
+        return {}, f"has no column for {missing!r}", ""
+    values = {role: get_value(record.values, names) for role, names in description.columns.items()}
+    if len(options := description.columns.get("options", ())) > 1:
+        values["options"] = [_look_up(record.values, name) for name in options]
+    if description.group_field != "":
+        values[GROUP] = get_value(record.values, (description.group_field,))
+    if description.reader == LABEL_COLUMNS:
+        marks = dict[str, bool | None]()
+        for label in description.labels:
+            with contextlib.suppress(ValueError):
+                marks[label] = read_mark(record.values.get(label))
+            if marks.get(label) is None:
+                return {}, f"has neither 0 nor 1 for {label!r}", record.values.get(label)
+        values["labels"] = [label for label, mark in marks.items() if mark]
     for role in (key for key in _LISTS if key in values):
         try:
             values[role] = read_nested(values[role])
         except ValueError:
-            return role
-    return ""
+            return {}, f"has a list as {role!r} that cannot be read", values[role]
+    choices = values[description.annotated] if description.annotated else None
+    choices = choices.get("choices") if isinstance(choices, Mapping) else None
+    if isinstance(choices, list | tuple):  # of Label Studio
+        if description.annotated == "label" and len(choices) > 1:
+            return {}, "has several choices, of which a class is one (--task multilabel takes them all)", choices
+        values[description.annotated] = choices if description.annotated == "labels" else next(iter(choices), None)
+    return values, "", ""
 
 
-def _check_label_columns(first: Record, description: SetDescription) -> None:
-    """Refuse a file that has no column for a label, by its first row."""
+def _check_first(first: Record, description: SetDescription) -> None:
+    """Refuse a file whose first row lacks a required column, or the column of a label."""
     names = list(first.values)
+    if find_missing(first.values, description) is not None:
+        raise lacks_column(first.source, names, description)
+    if description.reader != LABEL_COLUMNS:
+        return
     if any(isinstance(name, int) for name in names):
         raise CorpusError(f"{first.source} is a table without a header; a column per label needs its name there.")
     shown = ", ".join(map(str, names[:_NAMED_COLUMNS]))
@@ -140,11 +153,3 @@ def _check_label_columns(first: Record, description: SetDescription) -> None:
             f"{first.source} has no column for the label {missing[0]!r}, only {shown}; name those that it has as "
             f"labels in {description.yaml}."
         )
-
-
-def _find_mark(value: Any) -> bool | None:
-    """Return whether a cell says that the label is there; None: it says neither."""
-    try:
-        return read_mark(value)
-    except ValueError:
-        return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.cells import as_whole, is_missing, shorten
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.text.data.readers import has_half_pair
 
@@ -16,8 +15,6 @@ STRICT = "{place}: the {what} {said}; mend it, or leave out --labelled.strict."
 UNLABELLED = "{place} {said}."
 """How a row that breaks a rule is refused: one of a labelled set, and one that somebody wants a prediction of."""
 _NAMED_PLACES = 3
-_EXACT = 2**53  # above it, neighbouring whole numbers are one float
-_WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
 
 
 @dataclass(frozen=True)
@@ -92,12 +89,6 @@ def list_places(places: list[str]) -> str:
     """Name the first places, and how many more there are."""
     named = ", ".join(places[:_NAMED_PLACES])
     return named if len(places) <= _NAMED_PLACES else f"{named} and {len(places) - _NAMED_PLACES} more"
-
-
-def shorten(value: object, length: int = 80) -> str:
-    """Show a value in a message, at most `length` characters of it."""
-    shown = repr(value)
-    return shown if len(shown) <= length else f"{shown[: length - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -203,28 +194,3 @@ class SetRow:
             rule = f"{what} must be a list of objects{ending}, but {shorten(self.get(role), 60)} is there"
             raise CorpusError(f"{self.source} has another layout: {rule}.")
         return list(value)
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a value is none: None, or NaN, as pandas has it."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def as_whole(value: Any) -> Any:
-    """Return a whole number that was written as a float ("1.0", or 1.0 in JSON) as an int; else the value itself.
-
-    A column of whole numbers with a gap in it is a column of floats to pandas, and so in the files that it writes.
-    """
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        return int(value)
-    if isinstance(value, str) and _WHOLE_FLOAT.fullmatch(value.strip()):
-        return int(value.strip().split(".")[0])
-    return value
-
-
-def as_offset(value: Any) -> int | None:
-    """Return a whole number that was written as such, as a float or as a text ("6"); None: it is none."""
-    value = as_whole(value)
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
-        return int(value)
-    return value if type(value) is int else None

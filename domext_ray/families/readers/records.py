@@ -24,8 +24,9 @@ from typing import Any
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError, name_file
-from domext_ray.families.readers.columns import LABEL_COLUMNS, find_missing, lacks_column
-from domext_ray.families.readers.issues import DataIssues, Record, shorten
+from domext_ray.families.readers.cells import shorten
+from domext_ray.families.readers.columns import find_missing, lacks_column, require_one_each
+from domext_ray.families.readers.issues import DataIssues, Record
 from domext_ray.families.readers.set_description import Column, SetDescription
 from domext_ray.families.readers.tagged import is_tag
 from domext_ray.files import walk
@@ -253,7 +254,7 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
             width = len(cells)
             names = [cell.strip() for cell in cells]
             if find_missing(dict.fromkeys(names), description) is None:
-                _require_one_each(f"{path}:{number}", names, description)
+                require_one_each(f"{path}:{number}", names, description)
                 header = names
                 continue
             if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
@@ -279,16 +280,6 @@ def _require_no_header(source: str, names: Sequence[str], description: SetDescri
             f"{source} is a header, and would be read as a row, because the set's columns are places; give their names "
             f"({cells[named]!r} in place of {named}) as columns in {description.yaml}."
         )
-
-
-def _require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:
-    """Refuse a header that has a column twice which is read."""
-    read = {next((name for name in own if name in names), "") for own in description.columns.values()}
-    read |= {*description.columns.get("options", ()), description.group_field}
-    read |= {*description.labels} if description.reader == LABEL_COLUMNS else set()
-    for name, number in Counter(names).items():
-        if number > 1 and name and name in read:
-            raise CorpusError(f"{source} has the column {name!r} {number} times; give each its own name.")
 
 
 def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.cells import as_offset, shorten
 from domext_ray.families.readers.columns import REJECTED, get_value
 from domext_ray.families.readers.examples import Entity, ScatteredEntity
-from domext_ray.families.readers.issues import SetRow, as_offset, shorten
+from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Annotation, Unit, find_unit
 from domext_ray.families.readers.words import trim
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.issues import SetRow, as_offset, shorten
+from domext_ray.families.readers.cells import as_offset, shorten
+from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.set_description import SCHEMES
 
 UNTYPED = "ENTITY"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from labelled_fixtures import dump_lines, load, refuse
 
@@ -140,6 +141,9 @@ def test_choices_are_a_class_or_labels(tmp_path: Path) -> None:
         (),
         (),
     ]
+    rows = datasets.Dataset.from_list([{"text": TEXT, "label": {"choices": [given]}} for given in ("mild", "old")])
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "saved")
+    assert load(tmp_path / "saved", "classification", {}).labels == ("mild", "old")
 
 
 def test_tasks_that_cannot_be_read_are_refused_with_what_to_do(tmp_path: Path) -> None:
