@@ -143,7 +143,12 @@ class GridConfig:
             return self
         batch = max(self.batch_size)
         more = math.ceil(total / batch) / math.ceil(int(number) / batch)
-        return replace(self, epochs=tuple(float(f"{more * epochs:g}") for epochs in self.epochs))
+
+        def add(epochs: float) -> float:
+            return float(f"{more * epochs:g}")
+
+        of_stages = {name: add(epochs) for name, epochs in self.stage_epochs.items()}
+        return replace(self, epochs=tuple(map(add, self.epochs)), stage_epochs=of_stages)
 
 
 Bounded = Annotated[float, Field(ge=0.0, le=10.0)]

@@ -426,6 +426,8 @@ def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) ->
     point = Point(1e-3, 8, 3.0, 0)
     found = [at_stage(point, replace(config, grid=grid), name) for name in ("entities", "relations", "model")]
     assert [(each.lr, each.epochs) for each in found] == [(1e-2, 10.0), (1e-3, 0.5), (1e-3, 3.0)]
+    fewer = grid.for_labels(40, 80)
+    assert (fewer.epochs, fewer.stage_epochs) == ((12.0,), {"entities": 20.0, "relations": 1.0}), "in as many steps"
 
 
 def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: FinetuneConfig) -> None:
