@@ -25,7 +25,7 @@ from domext_ray.config.pretrain import SettledConfig
 from domext_ray.files import ASSETS, split_paths
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
-from domext_ray.report.figures import ROUTED, list_figures
+from domext_ray.report.figures import list_columns, list_figures
 from domext_ray.report.tables import format_markdown
 from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.router import describe_router
@@ -110,6 +110,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
     config, shape = run.config, cast(DomextConfig, run.model.config)
     makes_vectors = config.objective.makes_vectors
     rows, results = _list_figures(summary if scale == 1 else {})
+    header = [name for name in list_columns(summary) if name != "change"]
     facts = [fact for fact in {**_list_facts(run, summary), "Scale": describe_scale(scale)}.items() if all(fact)]
     hub = [match[1] for path in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", path))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
@@ -133,7 +134,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
         results,
         sections=[
             f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
-            rows and f"## Before and after\n\n{format_markdown(('', 'before', 'after', ROUTED)[: len(rows[0])], rows)}",
+            rows and f"## Before and after\n\n{format_markdown(header, rows)}",
             f"## How it was made\n\n{format_markdown(('', ''), facts, num_texts=2)}",
         ],
         vectors=makes_vectors,
@@ -231,7 +232,8 @@ def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[Eva
     rows, results = [], []
     for name, figure in (list_figures(summary) if summary else {}).items():
         if figure.is_measured:
-            values = [figure.before, figure.after, *([figure.routed] if "routed" in summary else [])]
+            start = [figure.before, *([figure.untrained] if "of_base" in summary else [])]
+            values = [*start, figure.after, *([figure.routed] if "routed" in summary else [])]
             rows.append([figure.help, *map(figure.show, values)])
         if "mlm_loss" in summary["domain"] and "bits" not in name and figure.after is not None:
             text, _, metric = figure.help.partition(", ")

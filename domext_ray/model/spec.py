@@ -117,6 +117,12 @@ class ModelSpec:
         """The hash of the base's tensors; "none" without a base."""
         return self.base.sha256 if self.base else "none"
 
+    @property
+    def begins_as_base(self) -> bool:
+        """Whether it predicts before its first step what its base does, which new words and modules would change."""
+        method, has_head = self.method, self.base is not None and self.base.has_mlm_head
+        return has_head and method.init == "zero" and not (self.new_words or method.module_hidden_size)
+
     @cached_property
     def counts(self) -> ParameterCounts:
         """How many parameters it has, and trains, counted on a model without values."""

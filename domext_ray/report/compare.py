@@ -92,7 +92,7 @@ def tabulate(
         rows.append(
             [
                 *(line.name, *line.more, f"{line.figure.value:{form}}{spread}", show_interval(line.figure, form)),
-                *((f"{own.value:+{form}}", show_interval(own, f"+{form}")) if own else (NONE, NONE)),
+                *((f"{own.value:+z{form}}", show_interval(own, f"+z{form}")) if own else (NONE, NONE)),
                 NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
             ]
         )
@@ -137,7 +137,7 @@ def draw_lines(
         has_restarts = any(len(line.values) > 1 for line in lines)
         left.set(title=title, xlabel=figure + (", mean over restarts (dots)" if has_restarts else ""))
         for axes in right:
-            draw_intervals(axes, names, differences, f"+{form}")
+            draw_intervals(axes, names, differences, f"+z{form}")
             axes.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
             axes.set(title="Difference", xlabel=change or f"difference to {names[0]}")
 

@@ -3,6 +3,9 @@
 Enters: the lines of metrics.jsonl, or summary.json. Leaves: `Figure` rows (what was measured before and after) and rows
 of text (what it took), for the terminal, the run's page, its model card, the index of all runs and comparisons.
 
+"Before" is the base: the model before its first step, or where new words or modules change that, the base itself. The
+model before its first step is then "untrained". Changes are counted from the base where it was asked the same.
+
 Accuracies are shares of tokens that are predicted exactly, so their intervals are binomial (Wilson 1927; of a change
 Newcombe 1998, method 10). The same tokens are asked before and after: the interval of a change, which takes them for
 different ones, is rather too wide than too narrow. Losses have none: their spread over tokens is not recorded.
@@ -14,7 +17,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from domext_ray.config.mixture import DOMAIN as DOMAIN_PART
@@ -27,6 +30,8 @@ from domext_ray.training.metrics import DOMAIN, MLM, TRAIN, find_losses, find_ru
 
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""
+UNTRAINED = "untrained"
+"""Head of the column for a model that does not begin as its base, before its first step."""
 RECENT_STEPS = 100
 """A part's training loss is the mean over so many of the newest steps: one step has few rows of it."""
 ROUTED = "with its router"
@@ -50,7 +55,8 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     They are "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were
     measured on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain"
-    and "general" at its end, where the router sends each row to its adapter or to the base.
+    and "general" at its end, where the router sends each row to its adapter or to the base. "of_base" are those of the
+    base itself, and how many general words it was asked for, where the model does not begin as its base.
     """
     names = find_run_losses(records)
     keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}
@@ -69,6 +75,8 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     if any(f"eval/routed_domain_{key}" in after for key in keys["domain"]):
         measured["routed"] = routed
+    if "eval/base_general_words" in before:
+        measured["of_base"] = {**pick(before, "eval/base_"), "general_words": before["eval/base_general_words"]}
     if parts := _measure_parts(records):
         measured["parts"] = parts
     if steps := [record for record in records if find_losses(record, TRAIN) and _is_timed(record)]:
@@ -134,58 +142,84 @@ class Figure:
     name: str  # for people who have the run before them
     help: str  # the same for those who have only its figures, with its unit
     form: str  # as for `format`; shares, in per cent, change by points, and others in proportion
-    before: float | None  # None: not measured
+    before: float | None  # of the base; None: not measured
     after: float | None  # None: not measured, or not yet
     number: int = 0  # it is a share of so many; 0: it has no interval
     routed: float | None = None  # what it is with the run's router
+    untrained: float | None = None  # before the first step, where that is not the base
+    base_number: int = 0  # `number` of the base
 
     @property
     def is_measured(self) -> bool:
         """Whether there is any value."""
-        return self.before is not None or self.after is not None
+        return not (self.reference is self.after is None)
+
+    @property
+    def reference(self) -> float | None:
+        """What changes are counted from: the base, or the untrained model where the base was not asked the same."""
+        return self.untrained if self.before is None else self.before
 
     @property
     def direction(self) -> str:
         """Where it went; empty: that is not known."""
-        if self.before is None or self.after is None:
+        change = self.estimate_change(self.after)
+        if change is None:
             return ""
-        if self.before == self.after:
-            return "stayed"
-        went = "rose" if self.after > self.before else "fell"
-        if not self.number:
-            return went
-        low, high = find_change_bounds(self.before, self.after, self.number)
-        return f"{went}, but not beyond its 95 % interval" if low <= 0 <= high else went
+        if change.interval and not change.is_apart:
+            return f"is {self.show_change(self.after)}"
+        return "rose" if change.value > 0 else "fell" if change.value else "is unchanged"
 
     def show(self, value: float | None) -> str:
         """Write a value."""
         return NONE if value is None else format(value, self.form)
 
-    def show_change(self, after: float | None) -> str:
-        """Write how far a value is from the one before."""
-        is_share = self.form.endswith("%")
-        if self.before is None or after is None or not (self.before or is_share):
+    def estimate_change(self, after: float | None) -> Estimate | None:
+        """Return how far a value is from the reference, with its interval where it has one; None: that is not known."""
+        if self.reference is None or after is None:
+            return None
+        if not self.number:
+            return Estimate(after - self.reference)
+        return subtract(estimate_share(after, self.number), estimate_share(self.reference, self._reference_number))
+
+    @property
+    def _reference_number(self) -> int:
+        return self.number if self.before is None else self.base_number or self.number
+
+    def show_change(self, after: float | None, *, as_number: bool = False) -> str:
+        """Write how far a value is from the reference; unless `as_number`, "unchanged" where an interval has 0."""
+        change = self.estimate_change(after)
+        if change is None:
             return NONE
-        return f"{100 * (after - self.before):+.1f} points" if is_share else f"{after / self.before - 1:+.1%}"
+        if change.interval and not change.is_apart and not as_number:
+            return f"unchanged, ±{NO_BREAK}{50 * (change.high - change.low):.1f} points"
+        if self.form.endswith("%"):
+            return f"{100 * change.value:+z.1f} points"
+        return f"{change.value / self.reference:+z.1%}" if self.reference else NONE
 
     def show_pair(self, *, with_change: bool = False) -> str:
         """Write both values in one cell, of a run that has only begun the first one."""
         if self.after is None:
-            return self.show(self.before)
+            return self.show(self.reference)
         change = f" ({self.show_change(self.after)})" if with_change else ""
-        return f"{self.show(self.before)} → {self.show(self.after)}{change}"
+        return f"{self.show(self.reference)} → {self.show(self.after)}{change}"
 
-    def list_cells(self, *, with_intervals: bool = False) -> list[str]:
-        """Return before, after and change, on request with 95 % intervals where the figure has one."""
-        cells = [self.show(self.before), self.show(self.after), self.show_change(self.after)]
-        if not with_intervals or self.before is None or not self.number:
-            return cells
-        bounds = [(find_bounds(self.before, self.number), ".1f")]
-        if self.after is not None:
-            bounds.append((find_bounds(self.after, self.number), ".1f"))
-            bounds.append((find_change_bounds(self.before, self.after, self.number), "+.1f"))
-        said = [f" [{100 * low:{form}},{NO_BREAK}{100 * high:{form}}]" for (low, high), form in bounds]
-        return [cell + interval for cell, interval in zip(cells, [*said, "", ""], strict=False)]
+    def list_cells(self, *, with_untrained: bool = False, with_intervals: bool = False) -> list[str]:
+        """Return before, untrained if asked for, after and change; if asked for, with those 95 % intervals it has."""
+        values = [(self.before, self._reference_number), (self.after, self.number)]
+        values[1:1] = [(self.untrained, self.number)] if with_untrained else []
+        cells = [self.show(value) for value, _ in values]
+        if not with_intervals or not self.number:
+            return [*cells, self.show_change(self.after, as_number=True)]
+        found = [None if value is None else estimate_share(value, number) for value, number in values]
+        cells = [cell + _show_bounds(share, ".1f") for cell, share in zip(cells, found, strict=True)]
+        change = self.estimate_change(self.after)
+        bounds = _show_bounds(change, "+z.1f") if change and change.is_apart else ""
+        return [*cells, self.show_change(self.after) + bounds]
+
+
+def _show_bounds(found: Estimate | None, form: str) -> str:
+    """Write an interval in per cent; nothing where there is none."""
+    return "" if found is None else f" [{100 * found.low:{form}},{NO_BREAK}{100 * found.high:{form}}]"
 
 
 def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
@@ -193,12 +227,12 @@ def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
     names, sizes = find_losses(summary["domain"]) or MLM, summary.get("evaluation", {})
     start, share = "held-out domain" if names is MLM else "held-out", names.share or "accuracy"
     bits, word_bits = "bits per character", "word bits per character"
-    asked = f"words one at a time ({word_bits}, comparable between vocabularies)"
+    alone = f"words one at a time ({word_bits}, comparable between vocabularies)"
     rows = [
         ("loss", f"{start} {names.title}", names.loss_help, ".3f", names.loss),
         ("accuracy", f"{start} {share}", names.accuracy_help, ".1%", names.accuracy),
         ("bits", bits, f"masked words ({bits})", ".3f", "bits_per_character"),
-        ("word_bits", word_bits, asked, ".3f", _WORD_BITS),
+        ("word_bits", word_bits, alone, ".3f", _WORD_BITS),
         ("general", "general-probe accuracy", "masked words predicted", ".1%", "mlm_accuracy"),
     ]
     figures = {}
@@ -207,9 +241,14 @@ def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
         if name == "general":
             text, source, size = "general", "General sentences", "general_words"
         values = summary.get(text, {}).get(key, _pair(None, None))
-        number = sizes.get(size, 0) if form == ".1%" else 0
-        routed = summary.get("routed", {}).get(text, {}).get(key)
-        figures[name] = Figure(title, f"{source}, {help}", form, values["before"], values["after"], number, routed)
+        routed, base = (summary.get(whose, {}).get(text, {}).get(key) for whose in ("routed", "of_base"))
+        figure = Figure(title, f"{source}, {help}", form, values["before"], values["after"], routed=routed)
+        if "of_base" in summary:
+            figure = replace(figure, before=base, untrained=values["before"])
+        if form == ".1%":
+            asked = summary.get("of_base", {}).get("general_words", 0) if name == "general" else 0
+            figure = replace(figure, number=sizes.get(size, 0), base_number=asked)
+        figures[name] = figure
     return {name: figure for name, figure in figures.items() if name != "word_bits" or figure.is_measured}
 
 
@@ -223,14 +262,21 @@ def list_parts(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def list_columns(summary: Mapping[str, Any], after: str = "after") -> tuple[str, ...]:
+    """Return the header of `list_rows`; `after` is what the newest figures are called."""
+    return (
+        *("", "before", *([UNTRAINED] if "of_base" in summary else []), after, "change"),
+        *([ROUTED] if "routed" in summary else []),
+    )
+
+
 def list_rows(summary: Mapping[str, Any], *, with_intervals: bool = True) -> list[tuple[str, ...]]:
-    """Return the rows figure, before, after, change; of a run with a router a fifth cell, what it reaches with that."""
+    """Return a row for each figure, under `list_columns`; with a router the last cell is what is reached with that."""
     rows = []
     for figure in list_figures(summary).values():
-        routed = (
-            NONE if figure.routed is None else f"{figure.show(figure.routed)} ({figure.show_change(figure.routed)})"
-        )
-        cells = figure.list_cells(with_intervals=with_intervals)
+        reached = figure.show_change(figure.routed, as_number=not with_intervals)
+        routed = NONE if figure.routed is None else f"{figure.show(figure.routed)} ({reached})"
+        cells = figure.list_cells(with_untrained="of_base" in summary, with_intervals=with_intervals)
         rows.append((figure.name, *cells, *([routed] if "routed" in summary else [])))
     return rows
 
@@ -245,10 +291,11 @@ def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
 
 def format_summary(summary: Mapping[str, Any]) -> str:
     """Return the short table that a run ends with: before, after and change of each figure, then what it took."""
-    parts = [(f"held-out {name} loss", *cells[3:]) for name, *cells in list_parts(summary) if name != DOMAIN_PART]
-    rows = [("", "before", "after", "change", ROUTED), *list_rows(summary, with_intervals=False), *parts]
-    width = 5 if "routed" in summary else 4
-    table = format_text([(*row, "")[:width] for row in rows], gap=3)
+    header, start = list_columns(summary), [NONE] if "of_base" in summary else []
+    parts = [(f"held-out {name} loss", *start, *cells[3:]) for name, *cells in list_parts(summary)]
+    rows = [row for row in parts if row[0] != f"held-out {DOMAIN_PART} loss"]
+    rows = [header, *list_rows(summary, with_intervals=False), *((*row, "")[: len(header)] for row in rows)]
+    table = format_text(rows, gap=3)
     counts, train = summary["parameters"], summary["train"]
     return (
         f"{table}\n"
@@ -281,10 +328,24 @@ def describe_sizes(summary: Mapping[str, Any]) -> str:
         return ""
     decides = "Between models of different vocabularies the word bits decide, which the cuts of words do not change. "
     return (decides if "word_bits" in list_figures(summary) else "") + (
-        f"Measured on {' and '.join(measured)}, the same ones before and after. In brackets: 95 % intervals in points, "
-        f"as if every {names.unit} were drawn on its own; those of a change are on the wide side. Losses have no "
-        "interval. One seed: how far another seed lands is not in them."
+        f"Measured on {' and '.join(measured)}, the same ones before and after. {_describe_base(summary)}In brackets: "
+        f"95 % intervals in points, as if every {names.unit} were drawn on its own; those of a change are on the wide "
+        "side, and a change that its interval does not tell from 0 is called unchanged, with half of the interval. "
+        "Losses have no interval. One seed: how far another seed lands is not in them."
     )
+
+
+def _describe_base(summary: Mapping[str, Any]) -> str:
+    """Say what "before" and "untrained" are, where they differ; else nothing."""
+    base = summary.get("of_base")
+    if base is None:
+        return ""
+    said = "Before is the base itself; untrained is the model before its first step, when its new parts knew nothing. "
+    if base["general_words"] != summary["evaluation"]["general_words"]:
+        said += f"The base was asked for the {base['general_words']:,} general words that are one token for it. "
+    if any(figure.before is None and figure.untrained is not None for figure in list_figures(summary).values()):
+        said += "What depends on the vocabulary is counted from the untrained model. "
+    return said
 
 
 def list_cost(summary: Mapping[str, Any]) -> Rows:
@@ -307,15 +368,9 @@ def describe_times(times: Mapping[str, float]) -> str:
     return f"the job took {format_seconds(sum(times.values()))}: {stages}"
 
 
-def find_bounds(share: float, number: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of 0 to 1, of so many."""
+def estimate_share(share: float, number: int) -> Estimate:
+    """Return a share of 0 to 1, of so many, with Wilson's 95 % interval."""
     scale = 1 + Z**2 / number
     middle = share + Z**2 / (2 * number)
     half = Z * math.sqrt(share * (1 - share) / number + Z**2 / (4 * number**2))
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
-
-
-def find_change_bounds(before: float, after: float, number: int) -> tuple[float, float]:
-    """Return Newcombe's 95 % interval of the difference of two shares, each of `number`."""
-    found = subtract(*(Estimate(share, *find_bounds(share, number)) for share in (after, before)))
-    return found.low, found.high
+    return Estimate(share, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))

@@ -28,10 +28,10 @@ from domext_ray.files import read_json
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import Example, make_examples
 from domext_ray.report.figures import (
-    ROUTED,
     describe_result,
     describe_sizes,
     format_summary,
+    list_columns,
     list_cost,
     list_parts,
     list_rows,
@@ -150,7 +150,7 @@ def write_report(run_dir: Place, state: State = "finished", examples: Sequence[E
         run_dir.name,
         state=_describe_state(run_dir, config, records, state),
         result=describe_result(summary),
-        header=("", "before", after, "change", *([ROUTED] if "routed" in summary else [])),
+        header=list_columns(summary, after),
         figures=list_rows(summary),
         sizes=describe_sizes(summary),
         parts=list_parts(summary),

@@ -36,12 +36,14 @@ from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
 from domext_ray.errors import CorpusError
 from domext_ray.files import ASSETS
 from domext_ray.model.domext.modeling_domext import BASE_NAME
+from domext_ray.model.spec import ModelSpec
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.text.data.draws import hash_counters
 from domext_ray.text.data.files import HEAD_BYTES, require_text
 from domext_ray.text.data.line_forms import require_plain_text
 from domext_ray.text.data.readers import TEXT_FIELD
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
@@ -115,12 +117,11 @@ class Evaluator(Protocol):
 
 
 class LoneEvaluator:
-    """Scores batches in one process, as the engine of a run of one worker does."""
+    """Scores batches with another model than a run's engine, on the ranks of `beside`; None: in one process."""
 
-    rank, world_size = 0, 1
-
-    def __init__(self, objective: Loss, device: torch.device) -> None:
-        self.objective, self.device = objective.eval(), device
+    def __init__(self, objective: Loss, device: torch.device, beside: Evaluator | None = None) -> None:
+        self.objective, self.device, self.beside = objective.eval(), device, beside
+        self.rank, self.world_size = (beside.rank, beside.world_size) if beside else (0, 1)
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> Tensor:
@@ -128,7 +129,8 @@ class LoneEvaluator:
         return scores
 
     def sum_over_ranks(self, tensor: Tensor) -> None:
-        pass
+        if self.beside is not None:
+            self.beside.sum_over_ranks(tensor)
 
 
 def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], object] = lambda: None) -> np.ndarray:
@@ -277,16 +279,38 @@ def build_evaluations(
     batch_size: int,
 ) -> Evaluations:
     """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
-    num_rows, length = config.train.eval_rows, config.train.seq_length
-    options: dict[str, Any] = {"num_rows": num_rows, "batch_size": batch_size, "packed": config.prepare.packed}
-    options["half"] = config.train.eval_half
+    options: dict[str, Any] = {"num_rows": config.train.eval_rows, "batch_size": batch_size}
+    options |= {"packed": config.prepare.packed, "half": config.train.eval_half}
     texts = ((manifest, tokenizer), *beside)
     domain, *parts = (build_domain_set(*text, config.objective, **options) for text in texts)
-    if config.objective.kind != "masked":
-        return Evaluations(domain, parts)
+    found = Evaluations(domain, parts)
+    return _ask_words(found, config, manifest, tokenizer, batch_size) if config.objective.kind == "masked" else found
+
+
+def _ask_words(
+    found: Evaluations, config: SettledConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase, batch_size: int
+) -> Evaluations:
+    """Return evaluations with the sets of masked words, which compare between vocabularies."""
+    length = config.train.seq_length
     sizes = {"batch_size": batch_size, "full_length": length}
     probe = build_probe_set(read_probe(config.train.general_probe), tokenizer, max_length=length, **sizes)
-    passages = read_passages(manifest, tokenizer, num_passages=num_rows, max_length=length)
+    passages = read_passages(manifest, tokenizer, num_passages=config.train.eval_rows, max_length=length)
     passages = passages[HALVES[config.train.eval_half]]
     characters, words = (build(passages, tokenizer, **sizes) for build in (build_character_set, build_word_set))
-    return Evaluations(domain, parts, probe, characters, words)
+    return replace(found, general=probe, characters=characters, words=words)
+
+
+def build_base_evaluations(
+    config: SettledConfig, spec: ModelSpec, manifest: Manifest, own: Evaluations, batch_size: int
+) -> Evaluations | None:
+    """Build what a run's base itself is asked, given what its model is; None: the model begins as its base.
+
+    With new words it is what compares between vocabularies, in the base's own. None, too, where the base fills no
+    masks, or the run goes on from another one.
+    """
+    base, fills_masks = spec.base, config.objective.kind == "masked"
+    if base is None or not (base.has_mlm_head and fills_masks) or spec.begins_as_base or config.init_from:
+        return None
+    if not spec.new_words:
+        return own
+    return _ask_words(Evaluations(NOTHING), config, manifest, load_tokenizer(base.folder), batch_size)

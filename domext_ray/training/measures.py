@@ -10,20 +10,26 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+from domext_ray.config.pretrain import resolve_micro_batch_sizes
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
+from domext_ray.model.spec import build_base
 from domext_ray.runs.events import EVALUATION
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     SETS,
     Evaluations,
+    Evaluator,
+    LoneEvaluator,
     Scores,
+    build_base_evaluations,
     evaluate,
     evaluate_routed,
     measure_bits,
     pack_scores,
     unpack_scores,
 )
+from domext_ray.training.losses import MaskedLoss, count_chunks
 from domext_ray.training.metrics import name_losses
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.ranks import Ranks
@@ -67,15 +73,17 @@ class Measures:
     def evaluate(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
         """Score the sets and return figures of a step. At a run's start and end also what takes as long as the rest.
 
-        At the end, what users get who let the run's router choose, if it has one, has names of its own.
+        At the start, what the base itself scores has names of its own, where the model does not begin as its base. At
+        the end, what users get who let the run's router choose, if it has one, has names of its own.
         EndAsked is raised when the ranks are to end.
         """
         self._doing = f"evaluating {f'step {step:,}' if step else 'the start'}"
-        rows = {name: self._score_set(name) for name in ([*SETS] if at_end or step == 0 else [*SETS][:-1])}
+        names = [*SETS] if at_end or step == 0 else [*SETS][:-1]
+        rows = {name: self._score_set(name, self.sets, self.engine) for name in names}
         masks_words = self.run.config.objective.kind == "masked"
         if masks_words and step == 0 and wants_router(self.run.config) and self._stays_beside_base():
             self.of_base = rows
-        record = self._describe("eval/", rows)
+        record = self._describe("eval/", rows, self.sets)
         domain, general = Scores.add_up(rows["domain"]), Scores.add_up(rows["general"])
         record |= {
             "eval/domain_tokens": domain.num_tokens,
@@ -88,17 +96,34 @@ class Measures:
             self._enter("other texts")
             losses = [domain.loss, *(Scores.add_up(self.score(part)).loss for part in self.sets.parts)]
             record |= self.parts.describe_held_out(losses)
+        if step == 0:
+            record |= self._measure_base()
         if masks_words and at_end and self._has_router():
-            record |= self._describe("eval/routed_", self._score_routed(rows))
+            record |= self._describe("eval/routed_", self._score_routed(rows), self.sets)
         return record
+
+    def _measure_base(self) -> dict[str, Any]:
+        """Score the base itself, where the model does not begin as it: in a model that is there for that alone."""
+        config, base, device = self.run.config, self.run.spec.base, self.engine.device
+        sizes = resolve_micro_batch_sizes(config, self.engine.world_size)
+        sets = build_base_evaluations(config, self.run.spec, self.run.inputs.domain, self.sets, sizes[0])
+        if base is None or sets is None:
+            return {}
+        bf16, num_chunks = config.engine.uses_bf16, count_chunks(config, base.config.vocab_size, sizes)
+        model = build_base(base, device, bf16=bf16, is_narrow=config.engine.has_narrow_base)
+        loss = MaskedLoss(cast(nn.Module, model), device, bf16=bf16, num_chunks=num_chunks)
+        evaluator, self._doing = LoneEvaluator(loss, device, self.engine), "evaluating the base"
+        rows = {name: self._score_set(name, sets, evaluator) for name in SETS}
+        record = self._describe("eval/base_", rows, sets)
+        return {**record, "eval/base_general_words": Scores.add_up(rows["general"]).num_tokens}
 
     def score(self, asked: EvalSet) -> np.ndarray:
         """Score a fixed set of rows; see `evaluate.evaluate`."""
         return evaluate(self.engine, asked, self.ranks.listen)
 
-    def _score_set(self, name: str) -> np.ndarray:
+    def _score_set(self, name: str, sets: Evaluations, evaluator: Evaluator) -> np.ndarray:
         self._enter(SETS[name])
-        return self.score(getattr(self.sets, name))
+        return evaluate(evaluator, getattr(sets, name), self.ranks.listen)
 
     def _has_router(self) -> bool:
         """Whether the run has one, as rank 0 sees it; all ranks wait for it, which its driver may still be fitting."""
@@ -127,11 +152,10 @@ class Measures:
 
     def _stays_beside_base(self) -> bool:
         """Whether the model begins as its base, and is it with its adapter left out, for nothing else trains."""
-        config, base = self.run.config, self.run.spec.base
-        has_head = base is not None and base.has_mlm_head
-        begins_at_base = has_head and config.method.init == "zero" and not config.init_from
+        adapter = f".adapters.{self.run.config.method.adapter}."
         trained = [name for name, param in self.model.named_parameters() if param.requires_grad]
-        return begins_at_base and all(f".adapters.{config.method.adapter}." in name for name in trained)
+        begins_as_base = self.run.spec.begins_as_base and not self.run.config.init_from
+        return begins_as_base and all(adapter in name for name in trained)
 
     def _score_routed(self, adapted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Score the sets as users get them who let the router choose, given what the model as a whole has scored."""
@@ -145,17 +169,17 @@ class Measures:
             found[name] = evaluate_routed(self.engine, network, asked, known, self.ranks.listen)
         return found
 
-    def _describe(self, prefix: str, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _describe(self, prefix: str, rows: Mapping[str, np.ndarray], sets: Evaluations) -> dict[str, Any]:
         scores = {name: Scores.add_up(figures) for name, figures in rows.items()}
         domain, general = scores["domain"], scores["general"]
         record = {
             f"{prefix}domain_{self.losses.loss}": domain.loss,
             f"{prefix}domain_{self.losses.accuracy}": domain.accuracy,
-            f"{prefix}domain_bits_per_character": measure_bits(scores["characters"], self.sets.characters),
+            f"{prefix}domain_bits_per_character": measure_bits(scores["characters"], sets.characters),
             f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
         }
         if "words" in scores:
-            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(scores["words"], self.sets.words)
+            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(scores["words"], sets.words)
         return record
 
     def _enter(self, what: str) -> None:

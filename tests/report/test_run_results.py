@@ -11,11 +11,13 @@ from report_records import SUMMARY
 
 from domext_ray.report.figures import (
     NO_BREAK,
+    Figure,
     describe_result,
     describe_sizes,
-    find_bounds,
-    find_change_bounds,
+    estimate_share,
     format_summary,
+    list_columns,
+    list_figures,
     list_rows,
 )
 
@@ -34,8 +36,8 @@ def test_the_table_for_the_terminal() -> None:
 
 def test_the_result_in_one_sentence() -> None:
     said = "Held-out domain loss fell and domain accuracy rose, while accuracy on general sentences"
-    assert describe_result(SUMMARY) == f"{said} fell, but not beyond its 95 % interval.", "-1.9 points [-4.0, +0.2]"
-    for after, direction in ((0.30, "fell"), (0.3859, "stayed"), (0.45, "rose")):
+    assert describe_result(SUMMARY) == f"{said} is unchanged, ±{NO_BREAK}2.1 points.", "-1.9 points [-4.0, +0.2]"
+    for after, direction in ((0.30, "fell"), (0.3859, f"is unchanged, ±{NO_BREAK}2.1 points"), (0.45, "rose")):
         general = {"mlm_accuracy": {"before": 0.3859, "after": after}}
         assert describe_result({**SUMMARY, "general": general}) == f"{said} {direction}."
 
@@ -75,7 +77,40 @@ def test_a_router_has_a_column_of_its_own() -> None:
         "general-probe accuracy      38.6%   36.7%    -1.9 points    38.6% (-0.1 points)",
     ]
     assert [len(row) for row in list_rows(summary)] == [5] * 4
-    assert list_rows(summary)[3][4] == "38.6% (-0.1 points)"
+    assert list_rows(summary)[3][4] == f"38.6% (unchanged, ±{NO_BREAK}2.1 points)"
+
+
+def test_no_change_is_a_negative_zero() -> None:
+    for form, before, after, said in ((".3f", 4.0, 3.9999, "+0.0%"), (".1%", 0.4, 0.39999, "+0.0 points")):
+        assert Figure("", "", form, before, after).show_change(after) == said
+
+
+def test_the_base_stands_before_a_model_that_begins_otherwise() -> None:
+    """With new words its loss of tokens says nothing about the others, which are counted from the untrained words."""
+    of_base = {"domain": {"mlm_loss": None, "bits_per_character": 2.0}, "general": {"mlm_accuracy": 0.45}}
+    summary = {**SUMMARY, "of_base": {**of_base, "general_words": 3000}}
+    assert [tuple(cell.replace(NO_BREAK, "~") for cell in row) for row in list_rows(summary)] == [
+        ("held-out domain loss", "–", "4.800", "3.600", "-25.0%"),
+        ("held-out domain accuracy", "–", "29.0% [27.8,~30.3]", "41.8% [40.4,~43.2]", "+12.8 points [+10.9,~+14.7]"),
+        ("bits per character", "2.000", "1.900", "1.710", "-14.5%"),
+        (
+            "general-probe accuracy",
+            "45.0% [43.2,~46.8]",
+            "38.6% [37.1,~40.1]",
+            "36.7% [35.2,~38.2]",
+            "-8.3 points [-10.6,~-6.0]",
+        ),
+    ]
+    assert list_columns(summary) == ("", "before", "untrained", "after", "change")
+    lines = format_summary(summary).splitlines()
+    assert lines[0].split() == ["before", "untrained", "after", "change"]
+    assert lines[3].split() == ["bits", "per", "character", "2.000", "1.900", "1.710", "-14.5%"]
+    assert list_figures(summary)["bits"].show_pair(with_change=True) == "2.000 → 1.710 (-14.5%)"
+    said = describe_sizes(summary)
+    assert "Before is the base itself" in said and "counted from the untrained model" in said
+    assert "the 3,000 general words that are one token for it" in said
+    assert "untrained" not in describe_sizes(SUMMARY) + "".join(list_columns(SUMMARY))
+    assert describe_result(summary).endswith("while accuracy on general sentences fell.")
 
 
 def test_accuracies_have_intervals_and_losses_none() -> None:
@@ -92,7 +127,7 @@ def test_accuracies_have_intervals_and_losses_none() -> None:
             "general-probe accuracy",
             "38.6% [37.1,~40.1]",
             "36.7% [35.2,~38.2]",
-            "-1.9 points [-4.0,~+0.2]",
+            "unchanged, ±~2.1 points",
         ),
     ]
     assert describe_sizes(SUMMARY).startswith(
@@ -107,13 +142,13 @@ def test_accuracies_have_intervals_and_losses_none() -> None:
 def test_an_interval_covers_the_truth_in_19_of_20_draws() -> None:
     for share, number in [(0.3, 3940), (0.05, 400), (0.99, 3000)]:
         drawn = np.random.default_rng(1).binomial(number, share, size=4000) / number
-        bounds = [find_bounds(estimate, number) for estimate in drawn]
-        assert np.mean([low <= share <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.02)
-        assert find_bounds(0.0, number)[0] == 0.0 and find_bounds(1.0, number)[1] == pytest.approx(1.0)
+        found = [estimate_share(one, number) for one in drawn]
+        assert np.mean([one.low <= share <= one.high for one in found]) == pytest.approx(0.95, abs=0.02)
+        assert estimate_share(0.0, number).low == 0.0 and estimate_share(1.0, number).high == pytest.approx(1.0)
 
 
 def test_the_interval_of_a_change_covers_the_truth() -> None:
     generator = np.random.default_rng(2)
     before, after = (generator.binomial(1000, share, size=4000) / 1000 for share in (0.35, 0.31))
-    bounds = [find_change_bounds(*pair, 1000) for pair in zip(before, after, strict=True)]
-    assert np.mean([low <= -0.04 <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.015)
+    changes = [Figure("", "", ".1%", *pair, 1000).estimate_change(pair[1]) for pair in zip(before, after, strict=True)]
+    assert np.mean([change.low <= -0.04 <= change.high for change in changes]) == pytest.approx(0.95, abs=0.015)

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from small_runs import attempts, find_saved, list_saved, make_config, make_train, read_records, train_in_cuts
 
 from domext_ray import storage
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.inputs import prepare_run
@@ -481,6 +482,32 @@ def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: 
     assert [phase.partition(": ")[2] for phase in events if phase.startswith("evaluating step 6")] == [
         *("held-out text", "the general probe", "bits per character", "word bits per character")
     ], "a driver that sees these does not say that nothing has moved"
+
+
+def test_the_base_itself_is_measured_where_a_model_begins_otherwise(task: Run, tmp_path: Path) -> None:
+    """With new words on what compares between vocabularies, cut as the base does; with modules on all."""
+    text = Path(task.config.corpus).read_text(encoding="utf-8")
+    (tmp_path / "new.txt").write_text(re.sub(r"(\w{5,})", r"\1ly", text), encoding="utf-8")
+    config = replace(task.config, corpus=str(tmp_path / "new.txt"), run=replace(task.config.run, name="plain"))
+    method = MethodConfig(heads=0, ffn_units=8, trains="extensions")
+    vocab = replace(config.vocab, size=40, min_frequency=1)
+    with_words = replace(config, vocab=vocab, method=method, run=replace(config.run, name="words"))
+    plain, extended = (prepare_run(resolve(each)) for each in (config, with_words))
+    words = ["domain_bits_per_character", "domain_word_bits_per_character", "general_mlm_accuracy", "general_words"]
+    every = [*words, "domain_mlm_loss", "domain_mlm_accuracy"]
+    with attempts() as begin:
+        start = begin(plain, tmp_path / "plain").measures.evaluate(0)
+        assert not any("base" in name for name in start)
+        for run, own, asked in (
+            (extended, method, words),
+            (plain, replace(method, module_hidden_size=8, module_ffn_size=8), every),
+            (plain, MethodConfig(heads=1, ffn_units=8, init="paper"), every),
+        ):
+            record = begin(run, tmp_path / "other", method=own).measures.evaluate(0)
+            base = {name: record[f"eval/base_{name}"] for name in every}
+            assert [base[name] for name in asked] == pytest.approx([start[f"eval/{name}"] for name in asked])
+            assert all(math.isnan(value) == (name not in asked) for name, value in base.items())
+            assert record["eval/domain_bits_per_character"] != pytest.approx(base["domain_bits_per_character"])
 
 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:

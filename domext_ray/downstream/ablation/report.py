@@ -56,16 +56,16 @@ def format_spans(study: SpanStudy) -> str:
     )
     lines = [Line("nothing", Estimate(study.whole), more=("",))]
     for span, name in named.items():
-        score, change = study.spans[span], f"{study.relative_change(span):+.1f} %"
+        score, change = study.spans[span], f"{study.relative_change(span):+z.1f} %"
         lines.append(Line(name, Estimate(score.value), score.difference, (change,)))
     lines.append(Line("(majority baseline)", Estimate(study.majority), more=("",)))
     table = tabulate(lines, study.metric, names="removed", more=("change",), change="difference")
     singles = {layer: study.relative_change((layer, layer)) for layer in range(first, last + 1)}
     worst = min(singles, key=lambda layer: singles[layer])
     verdict = (
-        f"A single layer's removal changes {study.metric} by {np.mean(list(singles.values())):+.1f} % on average, and "
-        f"by {singles[worst]:+.1f} % where it costs most (layer {worst}); the removal of all layers by "
-        f"{study.relative_change((first, last)):+.1f} %."
+        f"A single layer's removal changes {study.metric} by {np.mean(list(singles.values())):+z.1f} % on average, and "
+        f"by {singles[worst]:+z.1f} % where it costs most (layer {worst}); the removal of all layers by "
+        f"{study.relative_change((first, last)):+z.1f} %."
     )
     return f"{setting}\n\n{table.show()}\n\n{verdict}\n"
 

@@ -155,8 +155,8 @@ def describe_pair(against: ScoredRun, run: ScoredRun, lines: Sequence[Line]) -> 
     summary, means = run.summary, {line.name: line.figure.value for line in lines}
     said += list_cautions(summary["set"], run.split, summary["metric"], summary["baselines"][run.split], means)
     where = "dev, which chose both models," if run.split == "dev" else run.split
-    value, low, high = (round(figure, 1) + 0.0 for figure in (found.value, found.low, found.high))  # no -0.0
-    return f"{value:+.1f} points of {run.summary['metric']} on {where} [{low:.1f}, {high:.1f}]: {'; '.join(said)}."
+    points = f"{found.value:+z.1f} points of {summary['metric']}"
+    return f"{points} on {where} [{found.low:z.1f}, {found.high:z.1f}]: {'; '.join(said)}."
 
 
 def _judge(points: Estimate, lines: Sequence[Line], number: str, seen: str) -> str:
