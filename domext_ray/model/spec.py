@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, initialization
 
 from domext_ray.config.extensions.table import EXTENSIONS
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import RunOptions, ShapeConfig
+from domext_ray.config.pretrain import EngineConfig, RunOptions, ShapeConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import Base
 from domext_ray.model.budget import ParameterCounts, solve_budget
@@ -38,6 +38,7 @@ from domext_ray.text.vocabulary.extension import base_token_ids, load_extension
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+FP32 = EngineConfig(precision="fp32")
 UNKNOWN_WORD = (0,)
 """The pieces of a new word that is still to be learned."""
 
@@ -215,19 +216,16 @@ class ModelSpec:
 
 
 def build_base(
-    base: Base, device: torch.device, *, causal: bool = False, bf16: bool = False, is_narrow: bool = False
+    base: Base, device: torch.device, engine: EngineConfig = FP32, *, causal: bool = False
 ) -> DomextForMaskedLM:
-    """Make a model of the base alone, frozen.
-
-    With `bf16` it is asked under autocast; with `is_narrow` its matrices are stored in bf16.
-    """
+    """Make a model of the base alone, frozen, for the precision in which it is asked."""
     model = ModelSpec(
         base, MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0), causal=causal
     ).build()
     cast(nn.Module, model).requires_grad_(False)
-    prepare_for_device(model, device, bf16=bf16)
+    prepare_for_device(model, device, bf16=engine.uses_bf16)
     cast(nn.Module, model).to(device)
-    if is_narrow:
+    if engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     return model
 

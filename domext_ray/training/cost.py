@@ -50,7 +50,7 @@ from domext_ray.runtime.machine import is_cluster
 from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS
-from domext_ray.training.losses import InfoNCELoss, Loss, MaskedLoss, count_chunks, make_loss, needs_teacher
+from domext_ray.training.losses import Loss, make_loss, needs_teacher
 from domext_ray.training.objective import LOSS, KeptRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
@@ -280,9 +280,7 @@ def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     fuse(network, device, is_asked=config.engine.fused)
     if config.engine.joins_products(on_gpu=is_for_gpu):
         join_products(network, torch.bfloat16 if config.engine.uses_bf16 else torch.float32)
-    masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size, rows))
-    loss = functools.partial(InfoNCELoss, objective=config.objective) if config.objective.makes_vectors else masked
-    objective = loss(network, device, bf16=config.engine.uses_bf16)
+    objective = make_loss(config, None, network, (), device, rows)(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, rows, strict=True)
     batches = [make_full_batch(config, spec.shape.base_vocab_size, *size) for size in sizes]
     return DryRunModel(config, objective, rows, batches, device, spec)

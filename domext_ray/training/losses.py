@@ -324,8 +324,7 @@ def make_loss(
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
     teacher = cast(DomextForMaskedLM, model)
     if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
-        engine, causal = config.engine, config.objective.is_causal
-        teacher = build_base(base, device, causal=causal, bf16=engine.uses_bf16, is_narrow=engine.has_narrow_base)
+        teacher = build_base(base, device, config.engine, causal=config.objective.is_causal)
     return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import EngineConfig, PrepareConfig
 from domext_ray.model.base import Base
 from domext_ray.model.spec import build_base
 from domext_ray.runtime.device import PREDICTION, as_worker, has_bf16_units
@@ -68,7 +68,8 @@ class Writer:
 
     def __init__(self, base: Base) -> None:
         self.bf16 = has_bf16_units()
-        self.model = build_base(base, torch.device("cpu"), bf16=self.bf16, is_narrow=self.bf16)
+        engine = EngineConfig(precision="bf16" if self.bf16 else "fp32")
+        self.model = build_base(base, torch.device("cpu"), engine)
         cast(nn.Module, self.model).eval()
         self.tokenizer = base.tokenizer
         self.length = min(LENGTH, base.config.max_row_length)
