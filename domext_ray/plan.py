@@ -63,29 +63,30 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     read_probe(config.train.general_probe)
     start = find_start(config, base, paths.run, stored) if config.init_from else None
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
-    plan = Plan(replace(config, method=spec.method), paths, spec, start, preset)
+    config = replace(config, method=spec.method)
+    plan = Plan(config, paths, spec, start, preset)
     check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths, stored)})
     return plan
 
 
 def is_finished(run_dir: Place, config: RunOptions) -> bool:
     """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint."""
-    summary, checkpoints = run_dir / "summary.json", run_dir / "checkpoints"
-    if not (summary.is_file() and (run_dir / "report.html").is_file()):
+    checkpoints = run_dir / "checkpoints"
+    if not all((run_dir / name).is_file() for name in ("summary.json", "report.html")):
         return False
     try:
         read_config(run_dir, SettledConfig)
     except RunError:  # going on writes it anew
         return False
-    done, limits = read_summary(summary)["train"], config.train
-    reached = [(limits.max_steps, "steps"), (limits.max_tokens, "tokens"), (limits.max_seconds, "wall_seconds")]
+    done, train = read_summary(run_dir / "summary.json")["train"], config.train
+    limits = [(train.max_steps, "steps"), (train.max_tokens, "tokens"), (train.max_seconds, "wall_seconds")]
     record, step = read_export_record(run_dir / "export"), done["steps"]  # an export is what a job writes last
     newest = max(list_steps(checkpoints), default=step)  # none: they were deleted to save space
     if record is None or not newest == record.step == step:
         return False
     saved = find_latest(checkpoints, step, hashes=False)
     is_its = saved is None or saved.tensors_sha256 == record.checkpoint_sha256
-    return is_its and any(0 < limit <= done[name] for limit, name in reached)
+    return is_its and any(0 < limit <= done[name] for limit, name in limits)
 
 
 def tell_if_finished(run_dir: Place, config: SettledConfig) -> bool:
@@ -112,18 +113,17 @@ def tell_if_finished(run_dir: Place, config: SettledConfig) -> bool:
 @contextlib.contextmanager
 def begin(plan: Plan, started: float) -> Iterator[Plan]:
     """Hold a run's directory, start Ray, and settle what is known only with it: what the machines of a cluster are."""
-    config, run_dir = plan.config, plan.paths.run
-    with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
-        start_ray(config.scale.wait_seconds)
-        settled = resolve_workers(config)
-        check_room(settled.scale)
+    with lock_run(plan.paths.run) as held:  # before Ray starts: storage that refuses is told within seconds
+        start_ray(plan.config.scale.wait_seconds)
+        config = resolve_workers(plan.config)
+        check_room(config.scale)
         print(f"run directory: {held}", flush=True)
         if not held.is_local:
             print(f"prepared corpora: {plan.paths.corpora}", flush=True)
         check_target(held / "export", HUGGINGFACE)
         enter_phase(held, "starting the job", START_UP, started)
         enter_phase(held, "preparing the text", PREPARING)
-        yield replace(plan, config=settled, paths=replace(plan.paths, run=held))
+        yield replace(plan, config=config, paths=replace(plan.paths, run=held))
 
 
 def look_back(run_dir: Place) -> Checkpoint | None:

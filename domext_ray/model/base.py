@@ -219,17 +219,17 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _fetch(hub_id: str, patterns: list[str]) -> Path:
+def _fetch(base: str, patterns: list[str]) -> Path:
     """Fetch files of a hub repository, or find them in the hub's cache, and return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(base, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no disk …
         raise BaseModelError(
-            f"--base {hub_id!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
+            f"--base {base!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
             f"give an existing folder, {SHIPPED_BASE} (ships with the package), or the id of an existing model and a "
             "network."
         ) from error

@@ -72,15 +72,15 @@ def resolve_paths(config: RunOptions) -> RunPaths:
     return RunPaths(run, corpora, Path(run) if run.is_local else find_cache() / "runs" / hash_text(str(run))[:16])
 
 
-def resolve_root(directory: str) -> Place:
+def resolve_root(folder: str) -> Place:
     """Return the folder of all runs, given --run.dir; on a disk it is the folder that links lead to."""
-    root = Place(directory).resolve()
+    root = Place(folder).resolve()
     if root.is_local:
         above = root.local()
         while not above.exists():
             above = above.parent
         if not above.is_dir():
-            raise RunError(f"--run.dir is {directory!r}, and {above} is no folder; give a folder.")
+            raise RunError(f"--run.dir is {folder!r}, and {above} is no folder; give a folder.")
     return root
 
 
@@ -295,9 +295,9 @@ def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
         return from_dict(config_class, values, is_stored=True)
     except Exception as error:  # of the decoder's many kinds
         if config_class is SettledConfig and (run_dir / TRAININGS).is_dir():
-            export = run_dir / "export"
             raise RunError(
-                f"{run_dir} is a fine-tuned run, whose model is its export ({export}); give a run of pre-training here."
+                f"{run_dir} is a fine-tuned run, whose model is its export ({run_dir / 'export'}); give a run of "
+                "pre-training here."
             ) from None
         read_run(run_dir)  # of another format, it says so: its options may have other names
         for option, value in GONE_VALUES.items():

@@ -150,8 +150,7 @@ def count_phase_steps(config: RunOptions, num_steps: int) -> list[int]:
     """
     if not config.train.long_seq_length:
         return [num_steps]
-    horizon = config.optim.decay_steps or num_steps
-    first = find_first_long_step(config, horizon)
+    first = find_first_long_step(config, config.optim.decay_steps or num_steps)
     return [min(num_steps, first), max(0, num_steps - first)]
 
 

@@ -126,10 +126,10 @@ def require_both_splits(sample: Sample) -> None:
 def _divide(sample: Sample) -> Iterator[DocumentIndex]:
     """Divide the documents of a sample as preparation divides those of a corpus."""
     with tempfile.TemporaryDirectory() as folder:
-        index = DocumentIndex(Path(folder))
-        index.add(b"".join(map(hash_document, sample.documents)), b"".join(place.groups for place in sample.places))
         held_out_by = resolve_held_out_by(sample.files, sample.prepare)
-        index.choose([place.files for place in sample.places], replace(sample.prepare, held_out_by=held_out_by))
+        index = DocumentIndex(Path(folder), held_out_by, sample.prepare.held_out_frac)
+        index.add(b"".join(map(hash_document, sample.documents)), b"".join(place.groups for place in sample.places))
+        index.choose([place.files for place in sample.places])
         yield index
 
 

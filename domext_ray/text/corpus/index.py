@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.storage import Place
 from domext_ray.text.corpus.overlap import write_hashes
 from domext_ray.text.data.split import (
+    HeldOut,
     choose_share,
     hold_out_blocks,
     hold_out_files,
@@ -34,10 +34,13 @@ TRAIN, HELD_OUT = 1, 2
 
 
 class DocumentIndex:
-    """The documents of a corpus, numbered in canonical order; its files are in a local folder, which goes with it."""
+    """The documents of a corpus, numbered in canonical order; its files are in a local folder, which goes with it.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `held_out_by` is what is held out (`split.resolve_held_out_by`), of which there is a share of `held_out_frac`.
+    """
+
+    def __init__(self, folder: Path, held_out_by: HeldOut, held_out_frac: float) -> None:
+        self.folder, self.held_out_by, self.held_out_frac = folder, held_out_by, held_out_frac
         self._files = [(folder / name).open("wb") for name in ("hashes", "groups")]
         self.hashes = self.groups = self.keep = self.uses = np.zeros(0, dtype=np.uint8)
         self.share = 0.0  # of the range of hashes that is held out, where hashes decide (see `choose_share`)
@@ -47,7 +50,7 @@ class DocumentIndex:
         for file, own in zip(self._files, (hashes, groups), strict=True):
             file.write(own)
 
-    def choose(self, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig) -> None:
+    def choose(self, files: Sequence[Sequence[tuple[str, int]]]) -> None:
         """Settle `uses`, uint8 [D], given path and number of documents of every file of a task."""
         for file in self._files:
             file.close()
@@ -57,15 +60,15 @@ class DocumentIndex:
             order = np.argsort(words, kind="stable")  # equal hashes stay in canonical order
             is_repeated = np.diff(words[order]) == 0
             self.keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
-        if prepare.held_out_by == "file":
+        if self.held_out_by == "file":
             parts = [part for task in files for part in task]
-            hold_out_files(self.keep, self.hashes, parts, prepare.held_out_frac, is_held_out)
-        elif prepare.held_out_by == "block":
-            hold_out_blocks(self.keep, prepare.held_out_frac, is_held_out)
+            hold_out_files(self.keep, self.hashes, parts, self.held_out_frac, is_held_out)
+        elif self.held_out_by == "block":
+            hold_out_blocks(self.keep, self.held_out_frac, is_held_out)
         else:
-            deciding = self.groups if prepare.held_out_by == "group" else self.hashes
+            deciding = self.groups if self.held_out_by == "group" else self.hashes
             staying = (deciding[own][self.keep[own]] for own in list_chunks(len(deciding)))
-            self.share = share = choose_share(staying, prepare.held_out_frac)
+            self.share = share = choose_share(staying, self.held_out_frac)
             for own in list_chunks(len(deciding)):
                 is_held_out[own] = hold_out_hashes(deciding[own].astype(np.uint64), share)
         for own in list_chunks(len(self.keep)):

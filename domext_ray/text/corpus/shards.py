@@ -96,9 +96,9 @@ def prepare_corpus(
             manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
             if is_new := manifest is None:
                 (work / MANIFEST).delete()
-                own = replace(prepare, held_out_by=held_out_by)
                 with work.scratch() as scratch:
-                    record = _build(sources, own, settings, work, fingerprint, DocumentIndex(scratch))
+                    index = DocumentIndex(scratch, held_out_by, prepare.held_out_frac)
+                    record = _build(sources, prepare, settings, work, fingerprint, index)
                 sources.require_unchanged()  # else what was made of it goes: it may be put back as it was
                 record |= {
                     "format": FORMAT_VERSION,
@@ -215,7 +215,7 @@ def _build(
     """Run both passes; return the manifest's record of what was found."""
     read = Records(folder / "parts" / "hashes", fingerprint)
     files, lost, han_frac = _hash_pass(sources, prepare, read, index)
-    index.choose(files, prepare)
+    index.choose(files)
     counts = [sum(number for _, number in task) for task in files]
     num_dropped, *num_of_splits = index.count()
     num_documents = sum(num_of_splits)

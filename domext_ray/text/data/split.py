@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.text.data.draws import to_uniform
 from domext_ray.text.data.files import TEXT, SourceFile
 
+HeldOut: TypeAlias = Literal["document", "block", "file", "group"]
 CHUNK = 2**20
 """Documents that are worked through at a time: a corpus may have billions."""
 BLOCK_DOCUMENTS = 64
@@ -29,9 +30,7 @@ FEWEST = 4
 """Documents, or groups, that a corpus holds out of which the share would be none: of fewer than 16 a quarter."""
 
 
-def resolve_held_out_by(
-    files: Sequence[SourceFile], prepare: PrepareConfig
-) -> Literal["document", "block", "file", "group"]:
+def resolve_held_out_by(files: Sequence[SourceFile], prepare: PrepareConfig) -> HeldOut:
     """Return what is held out, "auto" resolved."""
     if prepare.grouped_by:
         return "group"
