@@ -132,7 +132,7 @@ def prepare_run(plan: Plan, goes_on_from: Checkpoint | None = None) -> Run:
     inputs = replace(inputs, tokenizer=paths.run / "tokenizer")  # which workers on all nodes see
     if config.train.epochs or not config.train.max_steps:
         config = resolve_schedule(resolve_max_steps(config, [own for own, *_ in inputs.texts]), paths.run)
-    run = Run(config, paths, spec, inputs, plan.start, goes_on_from, plan.preset)
+    run = Run(config, paths, spec, plan.start, plan.preset, inputs=inputs, goes_on_from=goes_on_from)
     check_identity(paths.run, run.identity)
     return run
 

@@ -80,7 +80,7 @@ class TrialTraining:
     def _make_worker(self, config: SettledConfig, folder: Place) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=folder / "tokenizer")
         paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder.local())
-        run = Run(config, paths, self.spec, inputs)
+        run = Run(config, paths, self.spec, inputs=inputs)
         return PretrainWorker(run, device=self.device)
 
     def _plan(self, config: SettledConfig) -> SettledConfig:

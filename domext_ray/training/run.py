@@ -6,7 +6,7 @@ there, and a `Run` travels to the workers as it is. How many these are belongs t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from domext_ray.config.mixture import GENERAL
@@ -57,37 +57,27 @@ class Plan:
     @property
     def identity(self) -> dict[str, Any]:
         """What makes the run this one and no other, as far as options tell."""
-        return _identify(self.config, self.spec, self.start)
+        identity = {**identity_of_run(self.config), "base_sha256": self.spec.base_sha256}
+        if self.spec.base is not None:
+            identity["base_shape"] = describe_base(self.spec.base.config)
+        if self.start is not None:
+            identity["init_sha256"] = self.start.sha256
+        return identity
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Plan):
     """A run whose texts are prepared, and whose directory is held."""
 
-    config: SettledConfig
-    paths: RunPaths
-    spec: ModelSpec
-    inputs: Inputs
-    start: Start | None = None
-    goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
-    preset: str = ""
-    awaits_router: bool = False  # which the driver is fitting
+    inputs: Inputs = field(kw_only=True)
+    goes_on_from: Checkpoint | None = field(default=None, kw_only=True)  # its own, as the driver chose; None: it begins
+    awaits_router: bool = field(default=False, kw_only=True)  # which the driver is fitting
 
     @property
     def identity(self) -> dict[str, Any]:
         """What makes the run this one and no other, the contents of its texts included."""
         prepared = zip(name_fingerprints(self.config), self.inputs.texts[0], strict=True)
-        own = {name: manifest.fingerprint for name, manifest in prepared}
-        return {**_identify(self.config, self.spec, self.start), **own}
-
-
-def _identify(config: SettledConfig, spec: ModelSpec, start: Start | None) -> dict[str, Any]:
-    identity = {**identity_of_run(config), "base_sha256": spec.base_sha256}
-    if spec.base is not None:
-        identity["base_shape"] = describe_base(spec.base.config)
-    if start is not None:
-        identity["init_sha256"] = start.sha256
-    return identity
+        return {**super().identity, **{name: manifest.fingerprint for name, manifest in prepared}}
 
 
 def name_fingerprints(config: RunOptions) -> list[str]:

@@ -184,7 +184,7 @@ def plan_fit(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None],
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
     started = Start(Place(start), Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
-    return Run(config, paths, size_model(config, base), inputs, started)
+    return Run(config, paths, size_model(config, base), started, inputs=inputs)
 
 
 def test_it_is_fitted_while_the_run_trains_and_what_is_there_stays(
