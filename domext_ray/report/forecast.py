@@ -133,14 +133,14 @@ def _find_rate(config: RunOptions, measure: Callable[[], StepCost], rows: RowEst
     """
     if config.train.tokens_per_second:
         return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
-    origin, num_workers = "measured here", config.scale.most_workers
+    origin = "measured here"
     is_timed = config.scale.use_gpu is not True and not is_cluster()
     if is_timed and (load := psutil.cpu_percent(LOAD_SECONDS) / 100) > MAX_LOAD:
         origin += f", beside other work that took {load:.0%} of the processors: alone it is faster"
     measured = measure()
     if not measured.tokens_per_second:
         return measured, "the cluster trains, not this machine" if is_cluster() else "no GPU is here to measure on"
-    together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
+    together = measured.tokens_per_second * (config.scale.most_workers if config.scale.use_gpu is True else 1)
     if rows is not None:
         together *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
     return replace(measured, tokens_per_second=together), origin

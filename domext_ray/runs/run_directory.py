@@ -129,11 +129,11 @@ def _check_steps(config: RunOptions, decay_steps: int, run_dir: Place | None) ->
         )
 
 
-def describe_continuation(config: RunOptions, place: Place, options: str = "") -> str:
+def describe_continuation(config: RunOptions, run_dir: Place, options: str = "") -> str:
     """Return how the weights of a run whose schedule has ended train on, as a part of a sentence."""
-    run = f"{place if place.is_local else f'COPY-OF-{place.name}'}"
-    start = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
-    return f"{start} --run.name NEW{options} trains its weights on"
+    run = run_dir if run_dir.is_local else f"COPY-OF-{run_dir.name}"
+    given = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
+    return f"{given} --run.name NEW{options} trains its weights on"
 
 
 def check_identity(
@@ -166,8 +166,7 @@ def describe_other(old: Mapping[str, Any], new: Mapping[str, Any], free: Collect
     Options that are `free` may differ.
     """
     hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
-    before, after = ({name: value for name, value in identity.items() if name not in hashes} for identity in (old, new))
-    told = [change for change in list_differences(before, after) if change[0] not in free]
+    told = [change for change in list_differences(old, new) if change[0] not in (*hashes, *free)]
     lines = [f"{_name_part(name)} {_tell_change(*values)}" for name, *values in told]
     for name in hashes:
         kind, _, of = name.partition(".")

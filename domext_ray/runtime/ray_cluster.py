@@ -237,7 +237,7 @@ def _count_own_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
+def resolve_gpu(config: ConfigT, number: int = 1, option: str = "") -> ConfigT:
     """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs; a process needs one.
 
     While a cluster's GPUs are not known yet, the configuration stays as it is. A cluster that has some GPUs, or can
@@ -247,24 +247,24 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     use_gpu, in_cluster = config.scale.use_gpu, is_cluster()
     if use_gpu is False or (in_cluster and not ray.is_initialized()):
         return config
-    waits = in_cluster and _wait_for_gpus(wanted, config.scale.wait_seconds)
+    waits = in_cluster and _wait_for_gpus(number, config.scale.wait_seconds)
     hold = describe_hold("GPU") if in_cluster else ""
     num_gpus = _count_gpus() if ray.is_initialized() else _count_own_gpus()
     place, more = ("the cluster", ", or add nodes") if in_cluster else ("this machine", "")
     lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
-    needed = f"needs {wanted} GPU{'s' if wanted > 1 else ''} and {place} has {num_gpus}{' left' if hold else ''}"
-    if num_gpus < wanted and (waits or hold):  # CPUs would take what GPUs were rented for
+    needed = f"needs {number} GPU{'s' if number > 1 else ''} and {place} has {num_gpus}{' left' if hold else ''}"
+    if num_gpus < number and (waits or hold):  # CPUs would take what GPUs were rented for
         needed += f" after --scale.wait {config.scale.wait}" if waits else ""
         ways = [f"lower {option}"] * bool(option) + ["wait longer"] * waits
         raise ConfigError(
             f"--scale.use_gpu {str(use_gpu).lower()} {needed}{hold}; {', '.join([*ways, 'add nodes'])}, or give "
             "--scale.use_gpu false."
         )
-    if use_gpu is True and num_gpus < wanted:
+    if use_gpu is True and num_gpus < number:
         raise ConfigError(f"--scale.use_gpu true {needed}; {lower}{more}.")
-    if 0 < num_gpus < wanted:
-        print(f"note: {place} has {num_gpus} of {wanted} GPUs, so CPUs train; {lower} to use it.", flush=True)
-    return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
+    if 0 < num_gpus < number:
+        print(f"note: {place} has {num_gpus} of {number} GPUs, so CPUs train; {lower} to use it.", flush=True)
+    return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= number))
 
 
 def _count_gpus() -> int:
@@ -272,20 +272,20 @@ def _count_gpus() -> int:
     return sum(int(node.gpus) for node in list_nodes())
 
 
-def _wait_for_gpus(wanted: int, seconds: float) -> bool:
+def _wait_for_gpus(number: int, seconds: float) -> bool:
     """Wait until a cluster has so many GPUs; whether it has any, or its autoscaler can bring any."""
-    if _count_gpus() >= wanted or not (_count_gpus() or _can_bring_gpus()):
+    if _count_gpus() >= number or not (_count_gpus() or _can_bring_gpus()):
         return _count_gpus() > 0
-    if _count_gpus() + _find_own_hold().node.gpus >= wanted and not _can_bring_gpus():
+    if _count_gpus() + _find_own_hold().node.gpus >= number and not _can_bring_gpus():
         return False  # what the job's own command holds comes back when the job has ended
     started, said = time.monotonic(), 0
-    request_room(wanted, {"GPU": 1.0})
+    request_room(number, {"GPU": 1.0})
     try:
-        while (found := _count_gpus()) < wanted and (waited := time.monotonic() - started) < seconds:
+        while (found := _count_gpus()) < number and (waited := time.monotonic() - started) < seconds:
             if waited >= said * SAY_SECONDS:
                 said += 1
                 print(
-                    f"waiting for GPUs: the cluster has {found} of {wanted}, on {describe_nodes(list_nodes())}"
+                    f"waiting for GPUs: the cluster has {found} of {number}, on {describe_nodes(list_nodes())}"
                     f"{_describe_launches()}{describe_hold('GPU')}; {waited:.0f} of {seconds:g} s (--scale.wait)",
                     flush=True,
                 )
