@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet, add_article
+from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet, Splits, add_article
 from domext_ray.families.readers.issues import list_places
 from domext_ray.report.tables import NONE, format_text
 
@@ -22,7 +22,6 @@ _FEWEST = 20
 """Labels of one example each that are too many, if half of what is labelled has such a one."""
 _FEWEST_SHARED = 5
 """Examples that two splits have are told as a warning if they are so many at least, and half of one."""
-Splits = Mapping[str, tuple[Example, ...]]
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
 

@@ -1,9 +1,8 @@
 """A described set -> a `LabelledSet` in memory.
 
-Enters: a configuration, or a description. Leaves: train, dev and test, the labels in the head's order, the
-catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
-the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
-land on one side and other rows change nothing. By the same hash a set is cut to few labels.
+Enters: a configuration, or a description. Leaves: train, dev and test, the labels in the head's order, the catalogue,
+and one sentence for everything that was counted instead of refused. By the hash by which splits are cut a set is cut to
+few labels, too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ import numpy as np
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_set
-from domext_ray.families.label_counts import Splits, describe_labels, find_oddities, require_learnable
-from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet
+from domext_ray.families.label_counts import describe_labels, find_oddities, require_learnable
+from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet, Splits
 from domext_ray.families.readers.issues import DataIssues
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.splits import find_file, find_split_files, read_splits
+from domext_ray.families.splits import cut_splits, find_file, lacks_split, read_splits
 from domext_ray.text.data.sources import FileRecord
 
 _NONE = ("nan", "null", "<na>", "#n/a")
@@ -66,13 +65,13 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
     family.check_set(splits, side, issues)
     sources = {example.source for example in splits["train"]}
     splits["train"] = tuple(e for e in splits["train"] if e.is_learnable)
+    if not splits["train"]:
+        raise lacks_split("train", splits, description, issues.list_notes(sources))
     labels = _find_labels(splits, description, family.name_labels(side), issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
             names = ", ".join(labels)
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {description.data} ({names}).")
-    if not splits["train"]:
-        raise _lacks_split("train", splits, description, issues.list_notes(sources))
     told = issues.list_notes(sources)
     found, heard = find_oddities(splits, labels)
     warnings = (*issues.warnings, *heard)
@@ -116,56 +115,6 @@ def read_split(
     return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
 
 
-def cut_splits(
-    splits: Splits, description: SetDescription, found: Sequence[str]
-) -> tuple[dict[str, tuple[Example, ...]], list[str]]:
-    """Cut the splits that are missing or empty from the one that is there.
-
-    What is cut is train (dev where there is no train). Test is cut only from a set of a single file: one that has
-    train and dev keeps them whole and has no test.
-
-    A CorpusError says that train or dev is missing and `fractions` does not say how to cut it.
-    """
-    present = [split for split in SPLITS if splits.get(split)]
-    whole = next((split for split in ("train", "dev") if split in present), None)
-    missing = [split for split in ("train", "dev") if split not in present]
-    shares = description.fractions
-    if missing and (whole is None or any(split not in shares for split in (whole, *missing))):
-        raise _lacks_split(missing[0], splits, description, found)
-    made = {split: splits.get(split, ()) for split in SPLITS}
-    if not missing or whole is None:
-        return made, []
-    wanted = [split for split in SPLITS if split in (whole, *missing)]
-    if present == [whole] and "test" in shares:
-        wanted.append("test")
-    made.update(_cut(splits[whole], {split: shares[split] for split in wanted}))
-    for split in wanted:
-        if not made[split]:
-            number = f"{len(splits[whole])} examples in {whole}"
-            raise CorpusError(f"{description.data} has only {number}, too few to cut {split} from; add a file.")
-    counts = ", ".join(f"{len(made[split])} {split}" for split in wanted)
-    is_foreign = whole == "dev" or "test" in wanted
-    ending = ", so that scores do not compare with those of published splits." if is_foreign else "."
-    by = repr(description.group_field) if description.group_field else "text"
-    return made, [f"{whole} of {description.data} was cut by a hash of each {by}: {counts}{ending}"]
-
-
-def _cut(examples: Sequence[Example], shares: Mapping[str, float]) -> dict[str, tuple[Example, ...]]:
-    parts: dict[str, list[Example]] = {split: [] for split in shares}
-    total = sum(shares.values())
-    for example in examples:
-        place = _hash_unit(example, 0) / 2**64 * total
-        bounds = itertools.accumulate(shares.values())
-        chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
-        parts[chosen].append(example)
-    return {split: tuple(part) for split, part in parts.items()}
-
-
-def _hash_unit(example: Example, seed: int) -> int:
-    """Return a place in an order that a seed gives, below 2^64; examples of one unit have the same."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\n{example.unit}".encode()).digest()[:8], "big")
-
-
 def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--labelled.num_examples") -> LabelledSet:
     """Return a set with so many examples to learn from; dev shrinks in proportion, to `MIN_DEV` at least.
 
@@ -187,23 +136,9 @@ def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--la
 
 def _take_units(examples: tuple[Example, ...], number: int, seed: int) -> tuple[Example, ...]:
     """Return the units that come first in a seed's order, as many as have `number` examples; in the set's own order."""
-    places = np.array([_hash_unit(example, seed) for example in examples], np.uint64)
+    places = np.array([example.draw(seed) for example in examples], np.uint64)
     last = np.sort(places)[min(number, len(places)) - 1]
     return tuple(itertools.compress(examples, places <= last))
-
-
-def _lacks_split(split: str, splits: Splits, description: SetDescription, notes: Sequence[str]) -> CorpusError:
-    data = description.data
-    if split in splits:
-        reason = f"; {notes[0]}" if notes else "."
-        files = find_split_files(description) if Path(data).is_dir() else {}
-        name = f" ({files[split].name})" if split in files else ""
-        return CorpusError(f"The {split} of {data}{name} has no example{reason}")
-    patterns = ", ".join(description.files[split]) or "none"
-    return CorpusError(
-        f"{data} has no {split} (looked for {patterns}); name its file as files.{split}, or give shares as fractions, "
-        f"in {description.yaml}."
-    )
 
 
 def _find_labels(

@@ -1,16 +1,19 @@
 """A split of a labelled set -> examples: which file or dataset it is, which reader reads it, what a family makes of it.
 
-Enters: a folder with a file a split, a folder that `datasets` saved, or the name of a dataset on the hub, with the
-set's description. Leaves: examples by split.
+Enters: a set's description, with a folder that has a file a split, a folder that `datasets` saved, or the name of a
+dataset on the hub. Leaves: examples by split. Splits that a set has not are cut from the one that it has by a hash of
+the text, or of whose it is (`group_field`), so that equal texts, or all of a person's, land on one side and other rows
+change nothing.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import pyarrow.parquet as pq
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports
 from domext_ray.families.readers.columns import GROUP, select_columns
-from domext_ray.families.readers.examples import SPLITS, Example
+from domext_ray.families.readers.examples import SPLITS, Example, Splits
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
 from domext_ray.families.readers.set_description import BRAT_FILES, SetDescription
@@ -253,3 +256,63 @@ def _make_decoder(feature: Any, description: SetDescription) -> Callable[[Any], 
         decode = _make_decoder(inner, description)
         return lambda value: value and [decode(item) for item in value]
     return part_values
+
+
+def cut_splits(
+    splits: Splits, description: SetDescription, found: Sequence[str]
+) -> tuple[dict[str, tuple[Example, ...]], list[str]]:
+    """Cut the splits that are missing or empty from the one that is there.
+
+    What is cut is train (dev where there is no train). Test is cut only from a set of a single file: one that has
+    train and dev keeps them whole and has no test.
+
+    A CorpusError says that train or dev is missing and `fractions` does not say how to cut it.
+    """
+    present = [split for split in SPLITS if splits.get(split)]
+    whole = next((split for split in ("train", "dev") if split in present), None)
+    missing = [split for split in ("train", "dev") if split not in present]
+    shares = description.fractions
+    if missing and (whole is None or any(split not in shares for split in (whole, *missing))):
+        raise lacks_split(missing[0], splits, description, found)
+    made = {split: splits.get(split, ()) for split in SPLITS}
+    if not missing or whole is None:
+        return made, []
+    wanted = [split for split in SPLITS if split in (whole, *missing)]
+    if present == [whole] and "test" in shares:
+        wanted.append("test")
+    made.update(_cut(splits[whole], {split: shares[split] for split in wanted}))
+    for split in wanted:
+        if not made[split]:
+            number = f"{len(splits[whole])} examples in {whole}"
+            raise CorpusError(f"{description.data} has only {number}, too few to cut {split} from; add a file.")
+    counts = ", ".join(f"{len(made[split])} {split}" for split in wanted)
+    is_foreign = whole == "dev" or "test" in wanted
+    ending = ", so that scores do not compare with those of published splits." if is_foreign else "."
+    by = repr(description.group_field) if description.group_field else "text"
+    return made, [f"{whole} of {description.data} was cut by a hash of each {by}: {counts}{ending}"]
+
+
+def _cut(examples: Sequence[Example], shares: Mapping[str, float]) -> dict[str, tuple[Example, ...]]:
+    parts: dict[str, list[Example]] = {split: [] for split in shares}
+    total = sum(shares.values())
+    for example in examples:
+        place = example.draw(0) / 2**64 * total
+        bounds = itertools.accumulate(shares.values())
+        chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
+        parts[chosen].append(example)
+    return {split: tuple(part) for split, part in parts.items()}
+
+
+def lacks_split(split: str, splits: Splits, description: SetDescription, notes: Sequence[str]) -> CorpusError:
+    """Return the error for a set without a split, or with one that holds nothing; the first note says why."""
+    data = description.data
+    if split in splits:
+        reason = f"; {notes[0]}" if notes else "."
+        files = find_split_files(description) if Path(data).is_dir() else {}
+        name = f" ({files[split].name})" if split in files else ""
+        return CorpusError(f"The {split} of {data}{name} has no example{reason}")
+    patterns = ", ".join(description.files[split]) or "none"
+    return CorpusError(
+        f"{data} has no {split} (looked for {patterns}); name its file as files.{split}, or give shares as fractions, "
+        f"in {description.yaml}."
+    )

@@ -6,10 +6,11 @@ message can name file and line.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from domext_ray.text.data.sources import FileRecord
 
@@ -140,6 +141,10 @@ class Example:
     def unit(self) -> str:
         """What is cut or drawn as one: all of whose it is, where the set says that, or what is `whole`."""
         return f"group {self.group}" if self.group else self.whole
+
+    def draw(self, seed: int) -> int:
+        """Return a place in an order that a seed gives, below 2^64; examples of one unit have the same."""
+        return int.from_bytes(hashlib.sha256(f"{seed}\n{self.unit}".encode()).digest()[:8], "big")
 
 
 @dataclass(frozen=True)
@@ -366,6 +371,7 @@ class Mention(Example):
 
 
 SPLITS = ("train", "dev", "test")
+Splits: TypeAlias = Mapping[str, tuple[Example, ...]]
 
 
 @dataclass(frozen=True)
