@@ -110,7 +110,7 @@ class Measures:
         if base is None or sets is None:
             return {}
         bf16, num_chunks = config.engine.uses_bf16, count_chunks(config, base.config.vocab_size, sizes)
-        model = build_base(base, device, bf16=bf16, is_narrow=config.engine.has_narrow_base)
+        model = build_base(base, device, config.engine)
         loss = MaskedLoss(cast(nn.Module, model), device, bf16=bf16, num_chunks=num_chunks)
         evaluator, self._doing = LoneEvaluator(loss, device, self.engine), "evaluating the base"
         rows = {name: self._score_set(name, sets, evaluator) for name in SETS}
