@@ -20,6 +20,7 @@ from domext_ray.config.options.build import Given, read_values
 from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
+from domext_ray.progress import draw_bar, quiet_libraries
 from domext_ray.runtime.stopping import raise_user_error
 from domext_ray.storage import Place, Where, require_readable
 from domext_ray.text.data.names import SHIPPED_BASE, check_name
@@ -305,7 +306,7 @@ def _carry_out(
     words: list[str], named: dict[str, Any], preset: str, config: Where, options: dict[str, Any], run: str = ""
 ) -> Any:
     """Carry out a job, as `Job.start` does."""
-    with raise_user_error():
+    with draw_bar(), raise_user_error():
         job, _ = find_job(words)
         given = {name: value for name, value in named.items() if value is not None}
         settings = read_values(job.config_class, {**given, **options})
@@ -367,7 +368,6 @@ def _load_pretrained(named: str, where: Place) -> tuple[PreTrainedTokenizerBase,
 
     from domext_ray.model.base import is_own_config
     from domext_ray.model.domext import heads_domext, modeling_domext
-    from domext_ray.progress import quiet_libraries
 
     with quiet_libraries():
         try:

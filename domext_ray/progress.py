@@ -1,6 +1,7 @@
 """What a terminal shows: one line on standard error that says how far long work is, and nothing of other libraries.
 
-On a terminal the line is rewritten in place; elsewhere, in a log, a plain line appears every ten seconds.
+On a terminal the line is rewritten in place; elsewhere, in a log, a plain line appears every ten seconds. In a notebook
+the line stands beside a bar.
 """
 
 from __future__ import annotations
@@ -12,9 +13,33 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 TERMINAL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
+_bar: Any = None
+"""What `draw_bar` draws."""
+
+
+@contextlib.contextmanager
+def draw_bar() -> Iterator[None]:
+    """In a notebook, draw how far work is as one bar, which stays only where the work fails; elsewhere do nothing."""
+    global _bar
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None or "IPKernelApp" not in shell.config:
+        yield
+        return
+    from tqdm.auto import tqdm
+
+    bar_format = "{percentage:3.0f}%|{bar}| {desc}"
+    # With a delay it is drawn when there is something to show, with these intervals whenever there is.
+    _bar = tqdm(total=1.0, leave=False, delay=1e-9, mininterval=0.0, miniters=0, bar_format=bar_format)
+    try:
+        yield
+        _bar.n = _bar.total  # one that is not full is left standing
+    finally:
+        _bar.close()
+        _bar = None
 
 
 class StatusLine:
@@ -33,18 +58,26 @@ class StatusLine:
     @property
     def is_due(self) -> bool:
         """Whether it is time for another line: making one up may cost something."""
-        return time.monotonic() - self._shown >= (TERMINAL_SECONDS if self.is_terminal else PLAIN_SECONDS)
+        return time.monotonic() - self._shown >= (TERMINAL_SECONDS if self.is_terminal or _bar else PLAIN_SECONDS)
 
-    def show(self, text: str) -> None:
-        """Show a line, if it is time for one."""
+    def show(self, text: str, share: float = 0.0) -> None:
+        """Show a line, if it is time for one; a bar says which share of the work is done, 0 to 1."""
         if self.is_due:
             self._shown = time.monotonic()
+            if _bar:
+                _draw(text, share)
+                return
             columns = shutil.get_terminal_size().columns  # a longer line would not be rewritten, but repeated
             self._print(text[: columns - 1] if self.is_terminal else text, "" if self.is_terminal else "\n")
 
-    def keep(self, text: str) -> None:
-        """Show a line that stays, whatever the time."""
-        self._print(text, "\n")
+    def keep(self, text: str, share: float | None = None) -> None:
+        """Show a line that stays, whatever the time; without a share the bar stays where it is."""
+        if bar := _bar:
+            bar.clear()
+            print(text, flush=True)  # on standard error a notebook has it in red
+            _draw(text, bar.n if share is None else share)
+        else:
+            self._print(text, "\n")
 
     def end(self) -> None:
         """Leave the line that was shown last on the terminal."""
@@ -54,6 +87,12 @@ class StatusLine:
     def _print(self, text: str, end: str, start: str = "\r\033[K") -> None:
         with contextlib.suppress(OSError):  # a terminal that has closed is no reason for the work to end
             print(f"{start if self.is_terminal else ''}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def _draw(text: str, share: float) -> None:
+    if bar := _bar:  # a thread may still show something when the work has ended
+        bar.set_description_str(text, refresh=False)
+        bar.update(share - bar.n)
 
 
 def format_seconds(seconds: float) -> str:

@@ -93,6 +93,7 @@ RESTRICTED = {
         "serving.endpoints",
     ),
     "obstore": ("storage",),
+    "tqdm": ("progress",),
     "triton": ("model.kernels",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""

@@ -286,11 +286,12 @@ class _Progress:
         self.num_kept += is_kept
         done, rate = self.before + self.now, self.now / self.line.seconds
         left = f", {format_seconds((self.total - done) / rate)} left" if self.now else ""
-        self.line.show(f"{self.verb}: {done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s{left}")
+        shown = f"{self.verb}: {done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s{left}"
+        self.line.show(shown, done / (self.total or 1.0))
 
     def finish(self) -> None:
         if self.num_kept:
             self.line.keep(f"{self.verb}: {self.num_kept:,} parts were finished before")
         seconds = self.line.seconds
         rate = f"{self.now / seconds:,.1f} {self.unit}/s"
-        self.line.keep(f"{self.verb}: {self.now:,.0f} {self.unit} in {format_seconds(seconds)}, {rate}")
+        self.line.keep(f"{self.verb}: {self.now:,.0f} {self.unit} in {format_seconds(seconds)}, {rate}", 1.0)

@@ -50,7 +50,8 @@ class SweepWatch(Watch):
         resource = self._list_scores(outcome)[-1]["step"] if outcome.steps else 0
         self.line.keep(
             f"[{self.num_ended} of {self.number}] {describe_point(outcome.config)}: "
-            f"{outcome.failure or figures} (resource {resource}, {outcome.seconds:.0f} s; {self.describe_left()})"
+            f"{outcome.failure or figures} (resource {resource}, {outcome.seconds:.0f} s; {self.describe_left()})",
+            self.num_ended / self.number,
         )
 
     def close(self) -> None:

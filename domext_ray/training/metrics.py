@@ -253,9 +253,10 @@ class RunProgress:
             self.note_evaluation()
         names = find_losses(newest[-1], TRAIN)
         if names is not None:
-            self.line.show(self._describe_steps([entry for entry in newest if TRAIN + names.loss in entry], names))
+            self.line.show(*self._describe_steps([entry for entry in newest if TRAIN + names.loss in entry], names))
 
-    def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> str:
+    def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> tuple[str, float]:
+        """The line of the newest step, and the share of all steps' time that has passed."""
         newest = records[-1]
         loss, seconds, rate, *others = (
             _mean(records, name)
@@ -263,12 +264,13 @@ class RunProgress:
         )
         is_last_known = not (self.limits.max_tokens or self.limits.max_seconds)
         last = f"/{self.limits.max_steps:,}" if is_last_known else ""
-        left = format_seconds(self._estimate_seconds(newest, seconds, rate))
-        parts = [f"step {newest['step']:,}{last}", f"{names.title} {loss:.3f}", f"{rate:,.0f} tokens/s", f"{left} left"]
+        left, passed = self._estimate_seconds(newest, seconds, rate), newest["time/seconds"]
+        rest = f"{format_seconds(left)} left"
+        parts = [f"step {newest['step']:,}{last}", f"{names.title} {loss:.3f}", f"{rate:,.0f} tokens/s", rest]
         for (name, shown), value in zip(SHOWN.items(), others, strict=True):
             if name in newest:
                 parts.append(shown.format(newest[name] if name == "train/lr" else value, share=value / seconds))
-        return "  ".join(parts)
+        return "  ".join(parts), passed / (passed + left)
 
     def _estimate_seconds(self, record: dict[str, Any], seconds_per_step: float, tokens_per_second: float) -> float:
         """Seconds until the first limit."""

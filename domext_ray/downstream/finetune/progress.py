@@ -43,14 +43,16 @@ class FinetuneWatch(Watch):
         if self.line.is_due:
             states = [read[-1] for trial in running if (read := self._read(trial.name))]
             self.place = [(state["stage"], state["step"]) for state in states]
-            self.line.show(f"{self.describe_ended()}{self._describe(states) if states else ''}")
+            done = [
+                (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
+                for state in states
+            ]
+            shown = self._describe(states, done) if states else ""
+            self.line.show(f"{self.describe_ended()}{shown}", (self.num_ended + sum(done)) / self.number)
         return self.place
 
-    def _describe(self, states: Sequence[dict[str, Any]]) -> str:
-        """Where the slowest of the running trainings is."""
-        done = [
-            (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages) for state in states
-        ]
+    def _describe(self, states: Sequence[dict[str, Any]], done: Sequence[float]) -> str:
+        """Where the slowest of the running trainings is, given how much of each is done."""
         slowest = states[int(np.argmin(done))]
         rate, left = sum(state["tokens_per_second"] for state in states), self.describe_left(sum(done))
         return (

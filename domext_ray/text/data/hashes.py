@@ -193,6 +193,6 @@ class HashLine:
             f"{rate / 1e6:,.0f} MB/s",
         )
         left = f", {format_seconds((total - num_bytes) / rate)} left" if 0 < num_bytes < total else ""
-        line.show(f"{done}, {speed}{left}")
+        line.show(f"{done}, {speed}{left}", num_bytes / (total or 1))
         if num_bytes >= total and line.seconds >= PLAIN_SECONDS:
             line.keep(f"{done} in {format_seconds(line.seconds)}, {speed}")
