@@ -11,7 +11,7 @@ Ray is started when it is first needed and stays, so later calls begin at once; 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from domext_ray.training.metrics import MLM, find_losses
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from domext_ray.report.tables import Table
     from domext_ray.text.corpus.manifest import Manifest
 
 
@@ -79,6 +80,20 @@ class Run:
             state = "not finished"
         return f"<{type(self).__name__} {self.directory}: {state}>"
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: its table and a link to its page; None, which is as `repr`: it has not ended."""
+        from domext_ray.report.page import format_result
+
+        try:
+            return format_result(self._tabulate(), os.path.relpath(self.report))
+        except (DomextError, KeyError, FileNotFoundError):
+            return None
+
+    def _tabulate(self) -> Table:
+        from domext_ray.report.figures import tabulate_summary
+
+        return tabulate_summary(self.summary)
+
     def _describe(self) -> str:
         summary = self.summary
         names = find_losses(summary["domain"]) or MLM
@@ -120,6 +135,12 @@ class FinetunedRun(Run):
     def verdict(self) -> str:
         """The difference to the model of `against`, its interval, and what that says; empty: it has none."""
         return str(self.summary.get("against", {}).get("verdict", ""))
+
+    def _tabulate(self) -> Table:
+        from domext_ray.downstream.finetune.output import tabulate_summary
+
+        table = tabulate_summary(self.summary)
+        return replace(table, notes=[*table.notes, self.verdict])
 
     def _describe(self) -> str:
         scores = ", ".join(f"{score:.3f} on {split}" for split, score in self.scores.items())

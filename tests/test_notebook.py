@@ -1,12 +1,16 @@
-"""A notebook: its bar."""
+"""A notebook: its bar, and what it shows of a run."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from report_records import make_records
+from report_records import make_run as make_summarised_run
 
+import domext_ray
 from domext_ray.progress import StatusLine, draw_bar
 
 
@@ -55,3 +59,15 @@ def test_a_notebook_has_one_bar_while_there_is_work(kernel: None, capsys: pytest
     assert drawn.endswith("\r"), "what is done leaves no bar"
     show_work()
     assert capsys.readouterr().err.startswith("preparing: 3 of 12 MB\n")
+
+
+def test_a_run_is_its_table_and_a_link_to_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = make_summarised_run(tmp_path / "a&b <#1>", make_records())
+    shown = domext_ray.Run(folder)._repr_html_()
+    assert shown is not None and "<td>4.800</td><td>3.600</td><td>-25.0%</td>" in shown
+    assert "<p>2,632,704 parameters trained, 32.1% of base and extension; 60 steps," in shown
+    link = '<a href="a%26b%20%3C%231%3E/report.html">a&amp;b &lt;#1&gt;/report.html</a>'
+    assert shown.endswith(f"<p>{link}</p>")
+    (folder / "summary.json").unlink()
+    assert domext_ray.Run(folder)._repr_html_() is None, "as text: not finished"

@@ -24,7 +24,7 @@ from domext_ray.config.mixture import DOMAIN as DOMAIN_PART
 from domext_ray.files import NUMBER
 from domext_ray.intervals import Estimate, subtract
 from domext_ray.progress import format_seconds
-from domext_ray.report.tables import NONE, Rows, format_text
+from domext_ray.report.tables import NONE, Rows, Table
 from domext_ray.runs.events import STAGES
 from domext_ray.training.metrics import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 
@@ -289,20 +289,24 @@ def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
     return {**summary, **routed}
 
 
-def format_summary(summary: Mapping[str, Any]) -> str:
+def tabulate_summary(summary: Mapping[str, Any]) -> Table:
     """Return the short table that a run ends with: before, after and change of each figure, then what it took."""
-    header, start = list_columns(summary), [NONE] if "of_base" in summary else []
-    parts = [(f"held-out {name} loss", *start, *cells[3:]) for name, *cells in list_parts(summary)]
-    rows = [row for row in parts if row[0] != f"held-out {DOMAIN_PART} loss"]
-    rows = [header, *list_rows(summary, with_intervals=False), *((*row, "")[: len(header)] for row in rows)]
-    table = format_text(rows, gap=3)
+    columns, start = list_columns(summary), [NONE] if "of_base" in summary else []
+    parts = [(f"held-out {name} loss", *start, *own[3:]) for name, *own in list_parts(summary) if name != DOMAIN_PART]
+    rows = [columns, *list_rows(summary, with_intervals=False), *parts]
+    header, *cells = [(*row, "")[: len(columns)] for row in rows]
     counts, train = summary["parameters"], summary["train"]
-    return (
-        f"{table}\n"
+    took = (
         f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension; "
         f"{train['steps']:,} steps, {train['tokens']:,} tokens in {format_seconds(train['wall_seconds'])} "
         f"({train['tokens_per_second']:,.0f} tokens/s, {train['data_wait_frac']:.1%} of the time waiting for data)"
     )
+    return Table(header, cells, [took])
+
+
+def format_summary(summary: Mapping[str, Any]) -> str:
+    """Return that table for the terminal."""
+    return tabulate_summary(summary).show_text(gap=3)
 
 
 def describe_result(summary: Mapping[str, Any]) -> str:

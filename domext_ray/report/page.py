@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
@@ -18,7 +19,7 @@ from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.options.yaml_text import parse_yaml
 from domext_ray.files import ASSETS
 from domext_ray.report.plots import Picture
-from domext_ray.report.tables import Rows
+from domext_ray.report.tables import Rows, Table
 
 
 @functools.cache
@@ -71,6 +72,12 @@ def format_html(header: Sequence[str], rows: Rows, kind: str = "numbers") -> Mar
     and what it is), and further classes of the template.
     """
     return _fill("table", header, rows, kind)
+
+
+def format_result(table: Table, page: str) -> str:
+    """Return a table, its notes and a link to a page, given its path: what a notebook shows of a run."""
+    link = Markup('<a href="{}">{}</a>').format(quote(page), page)
+    return str(_join([format_html(table.header, table.rows), *map(format_paragraph, [*table.notes, link])]))
 
 
 def format_pictures(pictures: Sequence[Picture]) -> Markup:

@@ -27,6 +27,10 @@ class Table:
         table = format_markdown(self.header, self.rows, num_texts=self.num_texts)
         return "\n\n".join([table, *filter(None, self.notes)])
 
+    def show_text(self, *, gap: int = 2) -> str:
+        """Return it for a terminal, with its notes below."""
+        return "\n".join([format_text([self.header, *self.rows], gap=gap, num_texts=self.num_texts), *self.notes])
+
 
 def format_markdown(header: Sequence[str], rows: Rows, *, num_texts: int = 1) -> str:
     """Return a Markdown table."""

@@ -33,9 +33,9 @@ from domext_ray.downstream.finetune.output import (
     ScoredGrid,
     build_summary,
     describe_finetune_plan,
-    format_finetune_summary,
     format_pair,
     get_figure,
+    tabulate_summary,
     write_finetune_report,
 )
 from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
@@ -155,7 +155,7 @@ def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) ->
     summary["mistakes"] = _write_mistakes(plan, scored)
     write_json(plan.folder / "summary.json", summary)
     write_finetune_report(plan.folder, summary, compared)
-    print(format_finetune_summary(summary))
+    print(tabulate_summary(summary).show_text())
     print(f"\n{plan.folder / 'report.html'}", *_list_verdicts(summary), sep="\n")
 
 

@@ -32,7 +32,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
-from domext_ray.report.tables import NONE, format_text
+from domext_ray.report.tables import NONE, Table
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.trials import Outcome
 from domext_ray.storage import Place, write_text
@@ -176,10 +176,10 @@ def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> s
     )
 
 
-def format_finetune_summary(summary: Mapping[str, Any]) -> str:
+def tabulate_summary(summary: Mapping[str, Any]) -> Table:
     """Return the short table that a run ends with, given the content of summary.json."""
     path, restarts = summary["metric"], summary["restarts"]
-    rows: list[tuple[str, ...]] = [("", "dev", "test")]
+    rows: list[tuple[str, ...]] = []
     if len(restarts["seeds"]) > 1:
         name = f"{path}, mean of {len(restarts['seeds'])} restarts"
         rows.append((name, *(_show_restarts(restarts, split) for split in SCORED)))
@@ -191,7 +191,6 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     trained = sum(counts["trainable"] for counts in summary["parameters"].values())
     choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
     lines = [
-        format_text(rows),
         f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
         f"{len(summary['trainings'])} trainings{choice}: {_describe_point({**point, **summary['best']})}; "
         f"{seconds / 60:.1f} min, {summary['train']['tokens_per_second']:,.0f} tokens/s a training",
@@ -199,7 +198,7 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     lines += [f"failed: {_describe_point(training)}: {training['reason']}" for training in summary["failed"]]
     lines += [f"note: {note}" for note in summary["notes"]]
     lines += [f"warning: {warning}" for warning in _list_warnings(summary)]
-    return "\n".join(lines)
+    return Table(("", *SCORED), rows, lines)
 
 
 def _list_warnings(summary: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_tokenizers import save_xlm_roberta
 
+from domext_ray import FinetunedRun
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.build import describe_difference, identity_of
@@ -97,6 +98,9 @@ def test_the_best_training_by_dev_is_scored(run_dir: Path) -> None:
     restarts = summary["restarts"]
     assert restarts["seeds"] == [0, 1] and len(restarts["test"]["values"]) == 2
     assert restarts["test"]["mean"] == pytest.approx(np.mean(restarts["test"]["values"]))
+    shown = FinetunedRun(run_dir)._repr_html_()
+    assert shown is not None and "f1.micro, mean of 2 restarts</th>" in shown and "best of 4 trainings by" in shown
+    assert shown.endswith("/made/report.html</a></p>")
 
 
 def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir: Path) -> None:
