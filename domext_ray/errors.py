@@ -32,6 +32,8 @@ _MAX_CHARS = 4000
 _PASSWORD = re.compile(r"(?<!\w)((?!hf:)\w[\w+.-]*://)[^/\s]+@")
 """What stands before the host in an address; in hf://NAME@REVISION it is the name."""
 _MISSING = re.compile(r"(?:\w+\.)*(?:ModuleNotFoundError|System error): No module named '([\w.]+)'.*")
+_OPTION = re.compile(r"(domext \w+ --|'--|--help)|--(?=[a-z])")
+"""What stands before an option's name in a sentence; in a command, a value and the name of help it stays."""
 _NODE = re.compile(r"\bip=([\w.:]+)")
 
 
@@ -47,6 +49,10 @@ class DomextError(Exception):
     def __str__(self) -> str:
         text = hide_passwords(" ".join(super().__str__().splitlines()))  # of a name or a value with line breaks in it
         return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 4 :]}"
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback: the sentence, with options as a function's arguments."""
+        return [_OPTION.sub(r"\1", str(self))]
 
 
 class ConfigError(DomextError, ValueError):

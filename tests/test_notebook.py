@@ -1,7 +1,8 @@
-"""A notebook: its bar, and what it shows of a run."""
+"""A notebook: its bar, and what it shows of a run and of a mistake."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ from report_records import make_records
 from report_records import make_run as make_summarised_run
 
 import domext_ray
+from domext_ray.errors import DomextError
 from domext_ray.progress import StatusLine, draw_bar
+from domext_ray.runtime.stopping import Stopped
 
 
 @pytest.fixture
@@ -71,3 +74,26 @@ def test_a_run_is_its_table_and_a_link_to_its_page(tmp_path: Path, monkeypatch: 
     assert shown.endswith(f"<p>{link}</p>")
     (folder / "summary.json").unlink()
     assert domext_ray.Run(folder)._repr_html_() is None, "as text: not finished"
+
+
+def test_a_mistake_is_a_sentence_about_arguments() -> None:
+    for said, shown in (
+        ("--optim.lr is -1.0; it must be above 0.", "optim.lr is -1.0; it must be above 0."),
+        ("--seed is '--lr'; give --seed 1 (see --help).", "seed is '--lr'; give seed 1 (see --help)."),
+        ("a head, as domext finetune --task ner makes it.", "a head, as domext finetune --task ner makes it."),
+    ):
+        for error in (DomextError(said), Stopped(said)):
+            assert error._render_traceback_() == [shown] and str(error) == said
+
+
+def test_ipython_shows_both(tmp_path: Path) -> None:
+    """In a process of its own, because there is one shell in each."""
+    pytest.importorskip("IPython")
+    make_summarised_run(tmp_path / "af", make_records())
+    shows = "get_ipython().display_formatter.format(Run('af'))"
+    cells = "from domext_ray import Run, pretrain", "pretrain(seed='a')", shows
+    code = f"from IPython import InteractiveShell\nfor cell in {cells}: InteractiveShell.instance().run_cell(cell)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    first, second = done.stdout.split("\n", 1)
+    assert first == "seed is 'a'; it must be a whole number." and done.returncode == 0
+    assert "'text/html': '<div" in second and "60 steps" in second

@@ -95,6 +95,8 @@ def _read_seconds(text: str | None) -> float | None:
 class Stopped(KeyboardInterrupt):
     """A job has ended because it was told to; its message is one sentence that says how to go on."""
 
+    _render_traceback_ = DomextError._render_traceback_
+
 
 class _Signals:
     """What has arrived; there is one for the process, as there is one handler of each signal."""
