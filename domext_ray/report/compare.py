@@ -8,7 +8,8 @@ one they know into how many pieces it cuts a word. Token losses do not compare, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -20,8 +21,9 @@ from matplotlib.ticker import PercentFormatter
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
+from domext_ray.files import NUMBER, read_json
 from domext_ray.intervals import LEVEL, Estimate, Resampled, compare, correct_holm
-from domext_ray.report.figures import list_figures, measure_run
+from domext_ray.report.figures import NO_BREAK, list_figures, measure_run
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_intervals, new_picture
 from domext_ray.report.summary import SUMMARY, read_origin, read_summary
@@ -33,7 +35,10 @@ from domext_ray.training.metrics import MLM, find_last_step, find_losses, read_m
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
 INDEX = "index.html"
 _HEADER = ("run", "started (UTC)", "method", "base", "steps", "held-out loss", "general accuracy")
+_FINETUNED = ("fine-tuned model", "task", "labelled set", "started from", "score", "against another model")
+_SCORED = {**dict.fromkeys(("task", "set.name", "model.name", "metric"), str), "restarts.dev.mean": NUMBER}
 _PAGES = ("report.html", "sweep.html")
+_REMEDY = "delete it and run the job again, which writes it anew"
 
 
 @dataclass(frozen=True)
@@ -239,32 +244,55 @@ def write_index(folder: Place) -> Place:
     A folder that is damaged, or of a run that is being written, has a line that says so and stops nothing.
     """
     names = folder.list_names()
-    runs = {name: cells for name in names if (cells := _list_cells(folder / name))}
+    runs = {name: cells for name in names if (cells := _read_cells(folder / name, _describe_run, len(_HEADER)))}
     newest = sorted(runs, key=lambda name: runs[name][0].removeprefix(NONE), reverse=True)
     rows = [(_link(folder, name, _PAGES[0]), *runs[name]) for name in newest]
-    pages = [(name, page) for page in _PAGES for name in names if name not in runs and (folder / name / page).is_file()]
+    others = [name for name in names if name not in runs and (folder / name / _PAGES[0]).is_file()]
+    tuned = [
+        (_link(folder, name, _PAGES[0]), *_read_cells(folder / name, _describe_finetuned, len(_FINETUNED)))
+        for name in others
+    ]
+    sweeps = [(_link(folder, name, _PAGES[1]), _PAGES[1]) for name in names if (folder / name / _PAGES[1]).is_file()]
     state = (
         f"{len(runs):,} pre-training run{'' if len(runs) == 1 else 's'}, the newest first; loss and general accuracy "
         "before and after."
     )
-    others = format_html((), [(_link(folder, *pair), pair[1]) for pair in pages], "pairs")
-    parts = [format_paragraph(state, "state"), format_html(_HEADER, rows, "runs")]
-    write_text(folder / INDEX, fill_page("Runs", [*parts, format_section("Fine-tuned models and sweeps", others)]))
+    parts = [
+        format_paragraph(state, "state"),
+        format_html(_HEADER, rows, "runs"),
+        format_section("Fine-tuned models", format_html(_FINETUNED, tuned, "runs")),
+        format_section("Sweeps", format_html((), sweeps, "pairs")),
+    ]
+    write_text(folder / INDEX, fill_page("Runs", parts))
     return folder / INDEX
 
 
-def _list_cells(run_dir: Place) -> tuple[str, ...]:
-    """What the index says of a pre-training run; nothing of a folder that is none."""
+def _read_cells(run_dir: Place, describe: Callable[[Place], tuple[str, ...]], width: int) -> tuple[str, ...]:
+    """What the index says of a run behind its name; nothing of a folder that is none, and why not of a damaged one."""
     try:
-        return _describe_run(run_dir) if "origin" in run_directory.read_run(run_dir) else ()
+        return describe(run_dir)
     except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, StorageError) and not run_dir.is_local:  # a bucket that is silent is so for all runs
             raise
         reason = str(error).partition("; ")[0] if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
-        return (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})")
+        return (*[NONE] * (width - 2), f"cannot be read ({hide_places(reason)[:120]})")
+
+
+def _describe_finetuned(run_dir: Place) -> tuple[str, ...]:
+    """The task of a fine-tuning, its set, its model, what that scored, and how it compares with another one."""
+    summary = read_json(run_dir / SUMMARY, _REMEDY, _SCORED)
+    split = "test" if "test" in summary["restarts"] else "dev"
+    scored = summary["restarts"][split]
+    low, high = scored.get("interval") or (math.nan, math.nan)
+    score = f"{summary['metric']} {scored['mean']:.4f} on {split}"
+    verdict = summary.get("against", {}).get("verdict", NONE)
+    bounds = "" if math.isnan(low) else f" [{low:.3f},{NO_BREAK}{high:.3f}]"
+    return summary["task"], summary["set"]["name"], summary["model"]["name"], score + bounds, verdict
 
 
 def _describe_run(run_dir: Place) -> tuple[str, ...]:
+    if "origin" not in run_directory.read_run(run_dir):
+        return ()
     started, config = read_origin(run_dir)["started"], run_directory.read_config(run_dir, SettledConfig)
     step, path = find_last_step(run_dir / "metrics.jsonl"), run_dir / SUMMARY
     measured, steps = read_summary(path) if path.is_file() else {}, f"{step:,}"

@@ -26,7 +26,7 @@ from domext_ray.config.pretrain import PretrainConfig, SettledConfig
 from domext_ray.errors import ReportError, RunError, StorageError
 from domext_ray.files import read_json
 from domext_ray.report.compare import write_index
-from domext_ray.report.examples import Example, make_examples
+from domext_ray.report.examples import NUM_GUESSES, Example, make_examples
 from domext_ray.report.figures import (
     describe_result,
     describe_sizes,
@@ -45,6 +45,7 @@ from domext_ray.runs.events import REPORT, enter_phase, measure_times
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place, new_file, write_text
 from domext_ray.text.corpus.unknown import describe_unknown
+from domext_ray.text.data.files import has_own_text
 from domext_ray.text.vocabulary.statistics import STATISTICS_FILE
 from domext_ray.training.metrics import DOMAIN, find_last_step, find_losses, read_metrics
 from domext_ray.training.router import describe_router, read_records
@@ -54,6 +55,7 @@ State = Literal["running", "stopped", "finished"]
 REPORT_LOG = "report_error.log"
 REST = 50.0
 """Times the seconds that a page took: so long is the next one waited for."""
+_OWN_TEXT = "This page quotes your own text. Think of this before you share it."
 
 
 class LiveReport:
@@ -156,6 +158,8 @@ def write_report(run_dir: Place, state: State = "finished", examples: Sequence[E
         parts=list_parts(summary),
         curves=list_curves(records),
         examples=examples,
+        num_guesses=NUM_GUESSES,
+        warning=_OWN_TEXT if has_own_text(config.corpus) else "",
         excuse=f"{private} pages are passed on." if config.prepare.grouped_by else "",
         num_words=f"{num_words:,}",
         words=words,
@@ -296,17 +300,21 @@ def _describe_mixture(config: SettledConfig) -> str:
 
 
 def _suggest_next(run_dir: Place, config: SettledConfig) -> str:
-    """Commands that take a run as their model, from the folder above that of all runs."""
-    above, name = run_dir.parent.name, run_dir.name
+    """Commands that take a run as their model, from the folder above that of all runs; the last tells if it helped."""
+    above, name, base = run_dir.parent.name, run_dir.name, "" if config.base == "none" else hide_places(config.base)
     run, tuned = f"{above}/{name}", shlex.quote(f"{name}-ner")
-    models = ("" if config.base == "none" else f"base={hide_places(config.base)},") + f"{name}={run}"
+    models = f"base={base},{name}={run}" if base else f"{name}={run}"
+    against, question = "", "fine-tune it on labelled text"
+    if base:
+        against, question = f" --against {shlex.quote(base)}", "did it help? fine-tune it and its base, and compare"
     copied = "" if run_dir.is_local else f"# copy it from {run_dir.root}/… to {run} first\n\n"
     return (
-        f"{copied}# fine-tune it on labelled text\n"
-        f"domext finetune --model {shlex.quote(run)} --task ner --data FOLDER --run.name {tuned}\n\n"
+        f"{copied}# load it in Python\n"
+        f"import domext_ray\n"
+        f"tokenizer, model = domext_ray.load({run!r})\n\n"
         f"# how much general language it has lost\n"
         f"domext evaluate forgetting --models {shlex.quote(models)} --corpus TEXT --output forgetting\n\n"
-        f"# load it in Python\n"
-        f"import domext_ray\n"
-        f"tokenizer, model = domext_ray.load({run!r})\n"
+        f"# {question}\n"
+        f"domext finetune --model {shlex.quote(run)}{against} --task ner --data FOLDER --grid.restarts 3 "
+        f"--run.name {tuned}\n"
     )

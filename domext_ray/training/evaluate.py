@@ -305,12 +305,12 @@ def build_base_evaluations(
 ) -> Evaluations | None:
     """Build what a run's base itself is asked, given what its model is; None: the model begins as its base.
 
-    With new words it is what compares between vocabularies, in the base's own. None, too, where the base fills no
-    masks, or the run goes on from another one.
+    With new words it is what compares between vocabularies, in the base's own; of pairs the order is left out. None,
+    too, where the base fills no masks, or the run goes on from another one.
     """
     base, fills_masks = spec.base, config.objective.kind == "masked"
     if base is None or not (base.has_mlm_head and fills_masks) or spec.begins_as_base or config.init_from:
         return None
     if not spec.new_words:
-        return own
+        return replace(own, domain=NOTHING) if config.objective.next_sentence else own
     return _ask_words(Evaluations(NOTHING), config, manifest, load_tokenizer(base.folder), batch_size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from report_records import ABOUT, make_records, make_run, write_origin
 
@@ -56,10 +58,33 @@ def test_damaged_folders_have_a_line_and_stop_nothing(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
-def test_other_pages_are_linked_below(tmp_path: Path) -> None:
-    for name, page in (("af-ner", "report.html"), ("sizes", "sweep.html")):
+def test_fine_tuned_models_have_a_table_and_sweeps_are_linked(tmp_path: Path) -> None:
+    summary: dict[str, Any] = {
+        "task": "ner",
+        "set": {"name": "bc5cdr"},
+        "model": {"name": "af"},
+        "metric": "f1.micro",
+        "restarts": {"dev": {"mean": 0.9}, "test": {"mean": 0.81234, "interval": [0.8, 0.8251]}},
+        "against": {"verdict": "+2.0 points of f1.micro on test [1.0, 3.0]: af is better."},
+    }
+    alone = {**summary, "restarts": {"dev": {"mean": 0.9, "interval": None}}}
+    del alone["against"]
+    pages = {"af-ner": summary, "alone": alone, "damaged": {**summary, "metric": 3}, "sizes": None}
+    for name, values in pages.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / page).touch()
-    text = write_index(Place(tmp_path)).read_text(encoding="utf-8")
+        (tmp_path / name / ("report.html" if values else "sweep.html")).touch()
+        (tmp_path / name / "summary.json").write_text(json.dumps(values or {}))
+    lines = read_lines(tmp_path)
+    assert lines == [
+        [
+            *("af-ner", "ner", "bc5cdr", "af", f"f1.micro 0.8123 on test [0.800,{NO_BREAK}0.825]"),
+            "+2.0 points of f1.micro on test [1.0, 3.0]: af is better.",
+        ],
+        ["alone", "ner", "bc5cdr", "af", "f1.micro 0.9000 on dev", "–"],
+        ["damaged", *["–"] * 4, lines[2][5]],
+        ["sizes", "sweep.html"],
+    ]
+    assert lines[2][5].startswith("cannot be read (") and "metric" in lines[2][5]
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'href="af-ner/report.html"' in text and 'href="sizes/sweep.html"' in text
     assert "0 pre-training runs" in text

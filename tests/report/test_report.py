@@ -18,14 +18,14 @@ from domext_ray.config.options.build import Given, dump_yaml
 from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import RunError
-from domext_ray.report.examples import Example, Guess, Masked
+from domext_ray.report.examples import Example, Guess, Masked, Question
 from domext_ray.report.figures import format_summary, measure_run
 from domext_ray.report.report import list_facts, write_report
 from domext_ray.runs.run_directory import write_config
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.extension import STATISTICS_FILE
 
-MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
+MASKED = Masked("A <b> of ", "tea", ", please.", (Question((1, 2, 3), 1, 9),))
 
 
 class Page(HTMLParser):
@@ -85,11 +85,13 @@ def test_the_page_needs_no_network_and_shows_everything(written: Path) -> None:
         "domext pretrain af --corpus '*.txt'",
         "5,000 masked tokens of held-out text and 3,940 words of general sentences",
         # what may come next
-        "domext finetune --model 'my runs/clinic' --task ner",
+        "did it help? fine-tune it and its base, and compare\n"
+        "domext finetune --model 'my runs/clinic' --against general-mini --task ner --data FOLDER",
         "domext evaluate forgetting --models 'base=general-mini,clinic=my runs/clinic'",
         "domext_ray.load('my runs/clinic')",
     ):
         assert shown in page.text, shown
+    assert page.text.rstrip().endswith("--grid.restarts 3 --run.name clinic-ner"), "what answers the question is last"
     content = (written / "curves.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(content[16:20], "big") >= 1200, "for a README"
     files = {"run.json", "metrics.jsonl", "summary.json", "config.yaml", "report.html", "curves.png"}
@@ -131,11 +133,20 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
 def test_examples_are_marked_and_only_their_owner_may_read_them(written: Path, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
     guesses = (Guess("coffee", 0.61, is_right=False), Guess("tea", 0.304, is_right=True))
-    path = write_report(Place(run_dir), examples=[Example(MASKED, (), guesses)])
+    rare = (*(Guess(word, 0.2, is_right=False) for word in ("a", "b", "<c>")), Guess("tea", 0.0004, is_right=True))
+    answers = {"before": (), "after": guesses, "with its router": rare}
+    path = write_report(Place(run_dir), examples=[Example(MASKED, answers)])
     text = path.read_text(encoding="utf-8")
     assert "A &lt;b&gt; of <mark>tea</mark>, please." in text
-    assert "<td>–</td><td>coffee 61%<br><mark>tea</mark> ✓ 30%</td>" in text
-    assert "drawn by a fixed rule" in text and Path(path).stat().st_mode & 0o077 == 0
+    assert "<td>–</td><td>coffee 61.0%<br><mark>tea</mark> ✓ 30.4%</td>" in text
+    assert "<td>a 20.0%<br>b 20.0%<br>&lt;c&gt; 20.0%<br>… <mark>tea</mark> ✓ &lt; 0.1%</td>" in text
+    assert '<th scope="col">after</th><th scope="col">with its router</th>' in text
+    assert "drawn\nby a fixed rule" in text and Path(path).stat().st_mode & 0o077 == 0
+    assert "quotes your own text" in text
+    for corpus, is_own in (("package-docs:40", False), ("hf://org/set@1,repair-notes", False), ("a.txt", True)):
+        (run_dir / "config.yaml").write_text(f"base: general-mini\ncorpus: {corpus}\n")
+        text = write_report(Place(run_dir), examples=[Example(MASKED, answers)]).read_text(encoding="utf-8")
+        assert ("quotes your own text" in text) == is_own and "coffee" in text
     assert (written / "report.html").stat().st_mode & 0o044, "a page without text of the corpus is like any other file"
 
 

@@ -45,6 +45,7 @@ from domext_ray.errors import ConfigError, TrainingError
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.families.label_counts import describe_set
 from domext_ray.intervals import Resampled
+from domext_ray.report.compare import write_index
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.ray_cluster import (
@@ -91,6 +92,7 @@ def run_finetuning(config: FinetuneConfig) -> Place:
         own = replace(plan.config, engine=settled.engine, scale=settled.scale)
         ready.append(replace(plan, config=own, cpus=cpus, gpus=gpus, parallel=parallel))
     _carry_out(*ready)
+    write_index(folder.parent)
     return folder
 
 

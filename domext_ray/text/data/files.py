@@ -401,6 +401,12 @@ def _say_split(entry: str, splits: Sequence[str]) -> None:
         say_train(entry, splits, "to read another, download its files and name them")
 
 
+def has_own_text(spec: str) -> bool:
+    """Whether a corpus has text of the user's, which is neither on the hub, nor with packages, nor ships."""
+    others = re.compile(rf"{_DOCS_ENTRY}|{'|'.join(map(re.escape, SHIPPED))}|{HUB}://.*", re.DOTALL)
+    return not all(map(others.fullmatch, split_paths(spec)))
+
+
 def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
     """Return a corpus with all named that may change: the commit of a dataset, and how much of `package-docs` is read.
 
