@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from domext_ray.config.shared import LongTexts
 from domext_ray.errors import ConfigError
 from domext_ray.families.family import Family, Prediction
-from domext_ray.families.metrics.scores import Score, flatten
+from domext_ray.families.metrics.scores import Score, flatten, over_clusters
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.rows import Row, pad_rows
 from domext_ray.families.state import Rule, State, check_state
@@ -65,6 +65,15 @@ class TaskBatch:
     """Arguments of the model's forward: those of `pad_rows`, and what `Row.targets` names input_*."""
     targets: dict[str, Tensor]  # the other targets, stacked and padded
     num_targets: int  # what the mean loss divides by (labelled tokens, rows, ...), 0 or more
+
+
+@dataclass(frozen=True)
+class ScoredSplit:
+    """What trained stages reached on a split."""
+
+    score: Score  # of the whole chain
+    predictions: list[Prediction]
+    steps: dict[str, Score]  # of single steps, by name
 
 
 class StagedTask(Family):
@@ -177,6 +186,25 @@ class StagedTask(Family):
         """Return all predictions as the thresholds have them now."""
         return [self.decide(*pair) for pair in zip(examples, predictions, strict=True)]
 
+    def evaluate(
+        self, predictors: Mapping[str, Predict], splits: Sequence[str] = ("dev", "test")
+    ) -> dict[str, ScoredSplit]:
+        """Score trained stages, split by split; an empty one is left out.
+
+        On dev, which comes first, the thresholds are tuned; without it they are as they were.
+        """
+        scored = dict[str, ScoredSplit]()
+        for split in splits:
+            if not (examples := getattr(self.data, split)):
+                continue
+            predictions = self.run(predictors, examples)
+            if split == "dev":
+                self.fit_thresholds(examples, predictions)
+                predictions = self.decide_all(examples, predictions)
+            score = over_clusters(self.score(examples, predictions), examples)
+            scored[split] = ScoredSplit(score, predictions, self.score_steps(examples, predictions))
+        return scored
+
     @abstractmethod
     def predict_baseline(self, examples: Sequence[Any]) -> list[Prediction]:
         """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
@@ -184,6 +212,17 @@ class StagedTask(Family):
     def predict_baselines(self, examples: Sequence[Any]) -> dict[str, list[Prediction]]:
         """Return the predictions of all trivial baselines, by name."""
         return {"majority": self.predict_baseline(examples)}
+
+    def score_baselines(self, split: str) -> dict[str, Score]:
+        """Return what trivial baselines score on a split, by their names."""
+        examples = getattr(self.data, split)
+        return {name: self.score(examples, made) for name, made in self.predict_baselines(examples).items()}
+
+    def list_notes(self) -> list[str]:
+        """Return what it, and each of its stages, has counted so far."""
+        stages = self.stages if self.is_chain else {}
+        own = [f"{name}: {note}" for name, stage in stages.items() for note in stage.notes]
+        return list(dict.fromkeys([*self.notes, *own]))
 
     def keep_note(self, note: str) -> None:
         """Add a sentence to `notes` unless it is there: a split may be encoded more than once."""

@@ -24,7 +24,6 @@ from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Resampled, average
 from domext_ray.model.spec import ModelSpec
@@ -218,7 +217,7 @@ def _score_set(
     def fit(point: FinetunePoint) -> Score:
         fitted = fit_stages(start, task, config, point, device, lambda record: None)
         predictors = {name: stage.predict for name, stage in fitted.items()}
-        return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
+        return task.evaluate(predictors, splits=("dev",))["dev"].score
 
     grid = config.grid
     scores, failures = [], []

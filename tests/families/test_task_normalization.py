@@ -26,7 +26,6 @@ from domext_ray.families.normalization import (
 )
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, Mention
 from domext_ray.families.sets import load_set
-from domext_ray.families.stages import evaluate_stages, score_baselines
 from domext_ray.families.task import Predict, TaskOptions
 
 OPTIONS = TaskOptions(max_length=48)
@@ -140,22 +139,22 @@ def test_fused_scores_follow_the_ranks() -> None:
 def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     task = make_task(data, bert)
     assert list(task.stages) == [RANKING]
-    result = evaluate_stages(task, {RANKING: know_all([*DEV, *TEST])})
-    assert list_terms(result.predictions["dev"]) == [["pain of the back"], ["winter cough", "wound of the hand"]]
+    result = task.evaluate({RANKING: know_all([*DEV, *TEST])})
+    assert list_terms(result["dev"].predictions) == [["pain of the back"], ["winter cough", "wound of the hand"]]
     for split in ("dev", "test"):
-        assert result.scores[split].get("f1.micro") == result.scores[split].get("accuracy") == 1.0
-        assert result.steps[split]["recall"].get("recall.micro") == 1.0
-        assert result.steps[split][RANKING].get("recall.at_5") == 1.0
-    assert 0.2 < result.thresholds["threshold"] <= 0.9
-    assert score_baselines(task, "dev")["majority"].get("f1.micro") == 0.0  # the heart, in training
-    assert score_baselines(task, "dev")["recall"].get("accuracy") == 0.5
+        assert result[split].score.get("f1.micro") == result[split].score.get("accuracy") == 1.0
+        assert result[split].steps["recall"].get("recall.micro") == 1.0
+        assert result[split].steps[RANKING].get("recall.at_5") == 1.0
+    assert 0.2 < task.thresholds["threshold"] <= 0.9
+    assert task.score_baselines("dev")["majority"].get("f1.micro") == 0.0  # the heart, in training
+    assert task.score_baselines("dev")["recall"].get("accuracy") == 0.5
 
 
 def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
-    result = evaluate_stages(make_task(data, bert, num_candidates=1), {RANKING: know_all([*DEV, *TEST])})
-    assert result.steps["dev"]["recall"].get("recall.micro") == 2 / 3
-    assert result.scores["dev"].get("recall.micro") == 2 / 3
-    assert result.scores["dev"].get("precision.micro") == 1.0
+    result = make_task(data, bert, num_candidates=1).evaluate({RANKING: know_all([*DEV, *TEST])})
+    assert result["dev"].steps["recall"].get("recall.micro") == 2 / 3
+    assert result["dev"].score.get("recall.micro") == 2 / 3
+    assert result["dev"].score.get("precision.micro") == 1.0
 
 
 def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
@@ -166,8 +165,8 @@ def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
     def indifferent(pairs: Sequence[LabelledText]) -> list[Prediction]:
         return [rate(0.5)] * len(pairs)
 
-    result = evaluate_stages(task, {RANKING: indifferent})
-    assert list_terms(result.predictions["dev"]) == list_terms(task.predict_baselines(DEV)["recall"])
+    result = task.evaluate({RANKING: indifferent})
+    assert list_terms(result["dev"].predictions) == list_terms(task.predict_baselines(DEV)["recall"])
 
 
 def test_the_threshold_is_tuned_on_dev(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
@@ -227,8 +226,8 @@ def test_what_cannot_be_normalised(data: LabelledSet, bert: PreTrainedTokenizerB
     with pytest.raises(CorpusError, match="complaints has no catalogue"):
         NormalizationTask(dataclasses.replace(data, catalogue=()), bert, OPTIONS)
     strange = dataclasses.replace(data, test=(Mention("x", "made:7", "odd", ("not a term",)),))
-    result = evaluate_stages(make_task(strange, bert), {RANKING: know_all([*DEV, *strange.test])})
-    assert result.scores["test"].get("recall.micro") == 0.0
+    result = make_task(strange, bert).evaluate({RANKING: know_all([*DEV, *strange.test])})
+    assert result["test"].score.get("recall.micro") == 0.0
 
 
 def test_made_mentions_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
@@ -237,12 +236,12 @@ def test_made_mentions_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase)
         folder = str(write_mentions(tmp_path / language, language, {"train": 60, "dev": 60, "test": 60}))
         data = load_set(find_description("normalization", folder), strict=True)
         task = NormalizationTask(data, bert, OPTIONS)
-        result = evaluate_stages(task, {RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
+        result = task.evaluate({RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
         for split in ("dev", "test"):
-            recall = result.steps[split]["recall"]
+            recall = result[split].steps["recall"]
             assert recall.get("recall.micro") > 0.85 and recall.get("recall.at_1") < 0.7
-            assert result.scores[split].get("recall.micro") == recall.get("recall.micro")
-            assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
+            assert result[split].score.get("recall.micro") == recall.get("recall.micro")
+            assert task.score_baselines(split)["majority"].get("f1.micro") == 0.0
 
 
 def test_a_tiny_model_learns_to_rank(bert: PreTrainedTokenizerBase, data: LabelledSet) -> None:
@@ -252,5 +251,5 @@ def test_a_tiny_model_learns_to_rank(bert: PreTrainedTokenizerBase, data: Labell
     train_briefly(task.ranking_task, model, steps=60, lr=2e-3)
     model.eval()
     rank = {RANKING: lambda pairs: predict(task.ranking_task, model, pairs)}
-    assert score_baselines(task, "dev")["majority"].get("f1.micro") < 0.8
-    assert evaluate_stages(task, rank, splits=("dev",)).scores["dev"].get("f1.micro") > 0.8
+    assert task.score_baselines("dev")["majority"].get("f1.micro") < 0.8
+    assert task.evaluate(rank, splits=("dev",))["dev"].score.get("f1.micro") > 0.8

@@ -16,7 +16,6 @@ from domext_ray.families.described_sets import find_description
 from domext_ray.families.family import Prediction, describe_entity
 from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
 from domext_ray.families.sets import load_set
-from domext_ray.families.stages import evaluate_stages, score_baselines
 from domext_ray.families.task import Predict, TaskOptions
 from domext_ray.families.triples import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
 
@@ -108,36 +107,36 @@ def name_stages(entities: Predict, relations: Predict) -> dict[str, Predict]:
 
 def test_perfect_steps_make_a_perfect_chain(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     task = ExtractionTask(data, bert, OPTIONS)
-    result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
-    assert result.scores["dev"].get("f1.micro") == 1.0
-    assert result.scores["test"].get("f1.micro") == 1.0
-    assert list_triples(result.predictions["dev"][0]) == {("dog", "likes", "house"), ("cat", "likes", "garden")}
-    assert [list_triples(each) for each in result.predictions["test"]] == [set(), {("dog", "near", "market")}]
-    assert result.steps["dev"][ENTITIES].get("f1.micro") == 1.0
-    assert result.steps["dev"]["pairs"].get("recall.micro") == 1.0
+    result = task.evaluate(name_stages(gold_entities, gold_labels(data)))
+    assert result["dev"].score.get("f1.micro") == 1.0
+    assert result["test"].score.get("f1.micro") == 1.0
+    assert list_triples(result["dev"].predictions[0]) == {("dog", "likes", "house"), ("cat", "likes", "garden")}
+    assert [list_triples(each) for each in result["test"].predictions] == [set(), {("dog", "near", "market")}]
+    assert result["dev"].steps[ENTITIES].get("f1.micro") == 1.0
+    assert result["dev"].steps["pairs"].get("recall.micro") == 1.0
     # Training knows all of dev's triples; in one text of test, it knows one that is there.
-    assert score_baselines(task, "dev")["majority"].get("f1.micro") == 1.0
+    assert task.score_baselines("dev")["majority"].get("f1.micro") == 1.0
 
 
 def test_an_entity_that_is_missed_costs_its_triples(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     def miss(texts: Sequence[AnnotatedText]) -> list[Prediction]:
         return [find_entities(each, but="cat") for each in texts]
 
-    result = evaluate_stages(ExtractionTask(data, bert, OPTIONS), name_stages(miss, gold_labels(data)), splits=("dev",))
-    score = result.scores["dev"]
+    result = ExtractionTask(data, bert, OPTIONS).evaluate(name_stages(miss, gold_labels(data)), splits=("dev",))
+    score = result["dev"].score
     assert score.get("precision.micro") == 1.0
     assert score.get("recall.micro") == 0.75
-    assert result.steps["dev"]["pairs"].get("recall.micro") == 0.75
-    assert set(result.scores) == {"dev"}
+    assert result["dev"].steps["pairs"].get("recall.micro") == 0.75
+    assert set(result) == {"dev"}
 
 
 def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     def always_near(pairs: Sequence[MarkedText]) -> list[Prediction]:
         return [answer("near")] * len(pairs)
 
-    result = evaluate_stages(ExtractionTask(data, bert, OPTIONS), name_stages(gold_entities, always_near))
-    score = result.scores["dev"]
-    assert result.steps["dev"]["pairs"].get("recall.micro") == 1.0
+    result = ExtractionTask(data, bert, OPTIONS).evaluate(name_stages(gold_entities, always_near))
+    score = result["dev"].score
+    assert result["dev"].steps["pairs"].get("recall.micro") == 1.0
     assert score.get("recall.micro") == 0.25  # only the horse near the river
     assert score.get("precision.micro") == 1 / 8  # two pets and two places a text, in one direction
 
@@ -149,9 +148,9 @@ def test_no_entities_give_no_triples(data: LabelledSet, bert: PreTrainedTokenize
     def refuse(pairs: Sequence[MarkedText]) -> list[Prediction]:
         raise AssertionError("there is nothing to ask about")
 
-    result = evaluate_stages(ExtractionTask(data, bert, OPTIONS), name_stages(none, refuse))
-    assert result.predictions["dev"] == [{"entities": [], "relations": []}] * 2
-    assert result.scores["dev"].get("f1.micro") == 0.0
+    result = ExtractionTask(data, bert, OPTIONS).evaluate(name_stages(none, refuse))
+    assert result["dev"].predictions == [{"entities": [], "relations": []}] * 2
+    assert result["dev"].score.get("f1.micro") == 0.0
 
 
 def test_training_pairs(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
@@ -256,11 +255,11 @@ def test_made_texts_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase) ->
         folder = str(write_relations(tmp_path / language, language, {"train": 40, "dev": 10, "test": 10}))
         data = load_set(find_description("relation_extraction", folder), strict=True)
         task = ExtractionTask(data, bert, OPTIONS)
-        result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
-        assert [len(each) for each in result.predictions.values()] == [10, 10]
+        result = task.evaluate(name_stages(gold_entities, gold_labels(data)))
+        assert [len(each.predictions) for each in result.values()] == [10, 10]
         for split in ("dev", "test"):
-            assert result.scores[split].get("f1.micro") == 1.0
-            assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
+            assert result[split].score.get("f1.micro") == 1.0
+            assert task.score_baselines(split)["majority"].get("f1.micro") == 0.0
 
 
 def test_arguments_without_a_type_are_of_one(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
@@ -281,7 +280,7 @@ def test_cmeie_by_perfect_steps(bert: PreTrainedTokenizerBase) -> None:
     assert len(pairs.labels) == len(data.labels) + 1 > 40
     positives = sum(each.label != NO_RELATION for each in pairs.train)
     assert positives < len(pairs.train) < 4.5 * positives
-    result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
+    result = task.evaluate(name_stages(gold_entities, gold_labels(data)))
     for split in ("dev", "test"):
-        assert 0.99 < result.scores[split].get("f1.micro") < 1.0
-        assert 0.02 < score_baselines(task, split)["majority"].get("f1.micro") < 0.5
+        assert 0.99 < result[split].score.get("f1.micro") < 1.0
+        assert 0.02 < task.score_baselines(split)["majority"].get("f1.micro") < 0.5

@@ -22,7 +22,6 @@ from domext_ray.families.described_sets import find_set
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.sets import load_set
-from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task_description import describe_task
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
@@ -66,14 +65,14 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     """The exported folder alone predicts what the run that wrote it did, also of raw texts."""
     method = (FULL, BOTTLENECK)[[*FAMILIES].index(family) % 2]
     task, fitted = fit(start, family, method)
-    result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()})
+    result = task.evaluate({name: each.predict for name, each in fitted.items()})
     export_stages(start, task, fitted, Place(tmp_path / "written"))
     model = (tmp_path / "written").rename(tmp_path / "export")
     own = load_exported(model, CPU)
     assert own.description == describe_task(task)
     found = own.predict(task.data.test)
-    assert found.predictions == result.predictions["test"]
-    assert own.task.score(task.data.test, found.predictions).values == result.scores["test"].values
+    assert found.predictions == result["test"].predictions
+    assert own.task.score(task.data.test, found.predictions).values == result["test"].score.values
     of_run = replace(own, task=task, stages=fitted)
     raw = make_raw(family, [RAW[family]] if family in RAW else UNUSUAL, own.description.state)
     assert (found, own.predict(raw)) == (of_run.predict(task.data.test), of_run.predict(raw))

@@ -18,7 +18,6 @@ from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.errors import ConfigError
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.sets import load_labelled
-from domext_ray.families.stages import list_notes
 from domext_ray.families.task import StagedTask
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
@@ -83,7 +82,7 @@ class FinetunePlan:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
-        return [*notes, *(f"note: {note}" for note in list_notes(self.task))]
+        return [*notes, *(f"note: {note}" for note in self.task.list_notes())]
 
 
 def list_trials(config: FinetuneConfig, start: StartModel) -> list[Trial]:

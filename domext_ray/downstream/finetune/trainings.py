@@ -13,6 +13,7 @@ Enters: what all trainings of a run share, and a point of the grid. Leaves, in R
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.errors import TrainingError, name_file
-from domext_ray.families.stages import StagedResult, evaluate_stages, score_baselines
+from domext_ray.families.task import ScoredSplit
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.device import TRAINING, prepare_device
@@ -71,17 +72,17 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
                 progress.flush()
 
         fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
-    result = evaluate_stages(plan.task, {name: model.predict for name, model in fitted.items()}, splits=("dev",))
+    scored = plan.task.evaluate({name: model.predict for name, model in fitted.items()}, splits=("dev",))
     folder.local().mkdir(exist_ok=True)
     for name, model in fitted.items():
         with new_file(folder / f"{name}.safetensors") as temporary:
             save_file(model.tensors, temporary)
             open_to_others(temporary)
-    _write_splits(plan, folder, result)
+    _write_splits(plan, folder, scored)
     return {
-        "dev": result.scores["dev"].get(plan.task.metric),
+        "dev": scored["dev"].score.get(plan.task.metric),
         "thresholds": {name: model.thresholds for name, model in fitted.items()},
-        "task_thresholds": result.thresholds,
+        "task_thresholds": plan.task.thresholds,
         "dev_by_epoch": {name: model.dev_scores for name, model in fitted.items()},
         "last_epoch": {name: model.last_epoch for name, model in fitted.items()},
         "best_epoch": {name: model.best_epoch for name, model in fitted.items()},
@@ -97,7 +98,7 @@ def score(plan: FinetunePlan, item: tuple[Outcome, bool]) -> Step:
     baselines: dict[str, dict[str, Any]] = {}
     if is_best:
         baselines = {
-            split: {name: scored.values for name, scored in score_baselines(plan.task, split).items()}
+            split: {name: scored.values for name, scored in plan.task.score_baselines(split).items()}
             for split in plan.splits
         }
     _score_training(plan, training, plan.folder / "export" if is_best and plan.config.export else None, baselines)
@@ -115,7 +116,7 @@ def _score_training(plan: FinetunePlan, training: Outcome, export: Place | None,
     plan.task.set_thresholds(training.reached["task_thresholds"])
     if is_due:
         predictors = {name: model.predict for name, model in fitted.items()}
-        _write_splits(plan, folder, evaluate_stages(plan.task, predictors, splits=("test",)))
+        _write_splits(plan, folder, plan.task.evaluate(predictors, splits=("test",)))
     if export is not None:
         scores = {split: read_split(folder, split)["figures"] for split in plan.splits}
         export_stages(plan.start, plan.task, fitted, export, scores, baselines)
@@ -126,20 +127,20 @@ def _prepare_process(plan: FinetunePlan) -> torch.device:
     return prepare_device(plan.config.scale.uses_gpu, plan.cpus, TRAINING, uses_fp32=uses_fp32)
 
 
-def _write_splits(plan: FinetunePlan, folder: Place, result: StagedResult) -> None:
+def _write_splits(plan: FinetunePlan, folder: Place, scored: Mapping[str, ScoredSplit]) -> None:
     """Write predictions, resamples and figures of the splits that were scored, the figures last."""
-    for split, scored in result.scores.items():
+    for split, found in scored.items():
         lines = []
-        for example, prediction in zip(getattr(plan.task.data, split), result.predictions[split], strict=True):
+        for example, prediction in zip(getattr(plan.task.data, split), found.predictions, strict=True):
             record = {"split": split, "id": example.id, "prediction": prediction}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         write_text(folder / f"{split}.predictions.jsonl", "".join(lines))
         with new_file(folder / f"{split}.npy") as temporary:
-            np.save(temporary, scored.resample(plan.config.num_resamples, RESAMPLING_SEED)[plan.task.metric])
+            np.save(temporary, found.score.resample(plan.config.num_resamples, RESAMPLING_SEED)[plan.task.metric])
         figures = {
-            "figures": scored.describe(num_resamples=plan.config.num_resamples, seed=RESAMPLING_SEED),
-            "steps": {name: step.values for name, step in result.steps[split].items()},
-            "notes": list(result.notes),
+            "figures": found.score.describe(num_resamples=plan.config.num_resamples, seed=RESAMPLING_SEED),
+            "steps": {name: step.values for name, step in found.steps.items()},
+            "notes": plan.task.list_notes(),
         }
         write_json(folder / f"{split}.json", figures)
 

@@ -38,7 +38,6 @@ from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.families.losses import ClassTask
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.sets import load_labelled
-from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.models.exported import load_exported
 from domext_ray.models.source import open_model
@@ -391,10 +390,10 @@ def test_words_that_running_text_has_not_are_told_before_and_after(
     (note,) = re.findall(r"^note: (.* cut otherwise in running text.*)$", capsys.readouterr().out, re.MULTILINE)
     assert note.startswith("2 of 183 entities of dev have words") and note.endswith("devel.tsv:805.")
     task = plan_finetuning(config)[0].task
-    result = evaluate_stages(
-        task, {ONLY_STAGE: lambda examples: [{"entities": [], "tags": ["O"] * len(each.words)} for each in examples]}
+    task.evaluate(
+        {ONLY_STAGE: lambda examples: [{"entities": [], "tags": ["O"] * len(each.words)} for each in examples]}
     )
-    assert result.notes == (note,)
+    assert task.list_notes() == [note]
 
 
 def test_names_of_the_hub_make_one_folder(config: FinetuneConfig, ner: Path, tmp_path: Path) -> None:
