@@ -1,7 +1,8 @@
 """Several models fine-tuned on one set become one table: figures with intervals, and paired differences.
 
 Enters: fine-tuning runs (summary.json, resamples.npz). Runs on one set resample the same documents, so the difference
-of two models' resampled figures is their paired bootstrap.
+of two models' resampled figures is their paired bootstrap. With it goes what a figure does not show: a baseline that
+trains nothing reaches it, or train has examples of the split, too.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.downstream.finetune.cautions import list_cautions
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import RunError, name_file
+from domext_ray.families.metrics.scores import flatten
 from domext_ray.intervals import Estimate, Resampled
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
@@ -170,3 +171,30 @@ def _judge(points: Estimate, lines: Sequence[Line], number: str, seen: str) -> s
     if half < 0.05:
         return f"no difference was found, for both score alike on {number}"
     return f"no difference was found; with {seen} one under {half:.1f} points would not show"
+
+
+def list_cautions(
+    scored: Mapping[str, Any], split: str, metric: str, baselines: Mapping[str, Any], values: Mapping[str, float]
+) -> list[str]:
+    """Return a clause for each thing that a reader of figures must know, none where there is nothing.
+
+    `scored` has the number of `examples` by split, and how many of them are `shared` with train; `metric` is a path
+    into the baselines' figures, and `values` has it by the name of a model.
+    """
+    found = {name: flatten(dict(figures)).get(metric) for name, figures in baselines.items()}
+    known = {name: value for name, value in found.items() if value is not None}
+    cautions = []
+    if known:
+        best = max(known, key=lambda name: known[name])
+        poor = [name for name, value in values.items() if value <= known[best]]
+        if poor:
+            cautions.append(
+                f"the {best} baseline, which trains nothing, reaches {known[best]:.3f}, and {' and '.join(poor)} did "
+                "no better"
+            )
+    if shared := scored.get("shared", {}).get(split, 0):  # of 0.1.0 it is not known
+        cautions.append(
+            f"{shared:,} of the {scored['examples'][split]:,} {split} examples are in train, too, so figures on "
+            f"{split} are too high"
+        )
+    return cautions

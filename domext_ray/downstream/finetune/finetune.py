@@ -39,8 +39,7 @@ from domext_ray.downstream.finetune.output import (
     write_finetune_report,
 )
 from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
-from domext_ray.downstream.finetune.progress import FinetuneWatch
-from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, read_split, score
+from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWatch, make_pool, read_split, score
 from domext_ray.errors import ConfigError, TrainingError
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.families.label_counts import describe_set

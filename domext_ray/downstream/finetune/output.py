@@ -12,12 +12,11 @@ from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.options.build import dump_yaml
-from domext_ray.downstream.finetune.cautions import list_cautions
-from domext_ray.downstream.finetune.comparison import ScoredRun, tabulate_finetuned
+from domext_ray.downstream.finetune.comparison import ScoredRun, list_cautions, tabulate_finetuned
 from domext_ray.downstream.finetune.errors_page import ERRORS
 from domext_ray.downstream.finetune.plan import FinetunePlan
-from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
+from domext_ray.downstream.finetune.trainings import PROGRESS
 from domext_ray.families.label_counts import count_labels, count_shared, describe_set, list_label_rows
 from domext_ray.families.metrics.scores import flatten
 from domext_ray.intervals import Resampled

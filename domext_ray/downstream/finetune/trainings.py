@@ -1,7 +1,7 @@
 """What the processes of a fine-tuning run do: one training of the grid, and its test -> files of the run.
 
-Enters: what all trainings of a run share, and a point of the grid. Leaves, in RUN/trainings, beside the records of
-`runtime.trials`:
+Enters: what all trainings of a run share, and a point of the grid. Leaves a line on standard error, which says how they
+go on, and, in RUN/trainings, beside the records of `runtime.trials`:
 
     KEY.progress.jsonl            how the training goes
     KEY/STAGE.safetensors         trained tensors
@@ -13,7 +13,8 @@ Enters: what all trainings of a run share, and a point of the grid. Leaves, in R
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,6 @@ from safetensors.torch import save_file
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import restore_stages
 from domext_ray.downstream.finetune.plan import FinetunePlan
-from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.errors import TrainingError, name_file
 from domext_ray.families.task import ScoredSplit
@@ -32,9 +32,12 @@ from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.device import TRAINING, prepare_device
 from domext_ray.runtime.tasks import Pool
-from domext_ray.runtime.trials import Outcome, Step, Trial
+from domext_ray.runtime.trials import Outcome, Step, Trial, Watch, choose_arm, group_by_arm
 from domext_ray.storage import Place, new_file, open_to_others, write_json, write_text
+from domext_ray.training.metrics import read_metrics
 
+PROGRESS = ".progress.jsonl"
+"""How the name of a file ends that says how a training goes on; before it stands the training's."""
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
 
 
@@ -149,3 +152,63 @@ def read_split(folder: Place, split: str) -> dict[str, Any]:
     """Return what a training scored on a split, given its folder: the file that `_write_splits` writes last."""
     remedy = "delete it: the same command scores the model again"
     return read_json(folder / f"{split}.json", remedy, {"figures": dict})
+
+
+class FinetuneWatch(Watch):
+    """Says how many trainings have ended and where the slowest running one is, and drops tensors that nobody needs.
+
+    With `keep_all` it drops none.
+    """
+
+    def __init__(self, folder: Place, stages: Sequence[str], outcomes: Sequence[Outcome], *, keep_all: bool) -> None:
+        self.folder, self.stages, self.keep_all = folder, stages, keep_all
+        self.place: list[Any] = []
+        self.outcomes = {outcome.name: outcome if outcome.has_ended else Outcome(outcome.trial) for outcome in outcomes}
+        super().__init__(len(outcomes), sum(outcome.has_ended for outcome in outcomes))
+        if self.num_kept:
+            self.line.keep(f"{self.num_kept} of {self.number} trainings have ended before.")
+
+    def end(self, outcome: Outcome) -> None:
+        """Say why a training failed, and drop the tensors of those that are overtaken."""
+        self.outcomes[outcome.name] = outcome
+        if outcome.failure:
+            self.line.keep(f"failed, the others go on: {outcome.failure}")
+        for overtaken in () if self.keep_all else list_overtaken(self.outcomes.values()):
+            shutil.rmtree(self.folder / overtaken.name, ignore_errors=True)
+
+    def look(self, running: Sequence[Trial]) -> object:
+        """Show how far the running trainings are; return where they are."""
+        if self.line.is_due:
+            states = [read[-1] for trial in running if (read := self._read(trial.name))]
+            self.place = [(state["stage"], state["step"]) for state in states]
+            done = [
+                (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
+                for state in states
+            ]
+            shown = self._describe(states, done) if states else ""
+            self.line.show(f"{self.describe_ended()}{shown}", (self.num_ended + sum(done)) / self.number)
+        return self.place
+
+    def _describe(self, states: Sequence[dict[str, Any]], done: Sequence[float]) -> str:
+        """Where the slowest of the running trainings is, given how much of each is done."""
+        slowest = states[int(np.argmin(done))]
+        rate, left = sum(state["tokens_per_second"] for state in states), self.describe_left(sum(done))
+        return (
+            f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
+            f"{rate:,.0f} tokens/s{left and f'  {left}'}"
+        )
+
+    def describe_ended(self) -> str:
+        """Return how many trainings have ended."""
+        return f"{self.num_ended} of {self.number} trainings ended"
+
+    def _read(self, name: str) -> list[dict[str, Any]]:
+        return read_metrics(self.folder / f"{name}{PROGRESS}")
+
+
+def list_overtaken(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the trainings that cannot be chosen any more: another point, all of whose restarts ended, is better."""
+    ended = [outcome for arm in group_by_arm(outcomes) if all(outcome.status for outcome in arm) for outcome in arm]
+    complete = [outcome for outcome in ended if outcome.is_complete]
+    chosen = choose_arm(ended, "dev") if complete else []
+    return [outcome for outcome in complete if outcome not in chosen]

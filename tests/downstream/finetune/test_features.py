@@ -17,8 +17,7 @@ from torch import Tensor
 from domext_ray.config.finetune import FULL, FeaturesConfig, FinetuneConfig, FinetuneOptimConfig, LabelledConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.downstream.finetune.card import CardFigures
-from domext_ray.downstream.finetune.export import save_fitted
+from domext_ray.downstream.finetune.export import CardFigures, save_fitted
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, make_model, restore_task
 from domext_ray.errors import ConfigError
 from domext_ray.families.choices import ChoiceTask

@@ -32,8 +32,8 @@ from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task, rebuild_finetuned
 from domext_ray.downstream.finetune.output import describe_finetune_plan, get_figure
 from domext_ray.downstream.finetune.plan import list_trials, plan_finetuning
-from domext_ray.downstream.finetune.progress import FinetuneWatch, list_overtaken
 from domext_ray.downstream.finetune.training import Point, at_stage
+from domext_ray.downstream.finetune.trainings import FinetuneWatch, list_overtaken
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.families.losses import ClassTask
 from domext_ray.families.registry import FAMILIES

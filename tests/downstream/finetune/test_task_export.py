@@ -23,8 +23,7 @@ from transformers import AutoConfig
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.finetune.card import CardFigures, build_card
-from domext_ray.downstream.finetune.export import export_stages, save_fitted
+from domext_ray.downstream.finetune.export import CardFigures, build_card, export_stages, save_fitted
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
