@@ -46,7 +46,7 @@ class RegressionTask(TextRows):
     hub_task = "text-classification"
     outputs = ("value",)
     nothing = {"value": 0.0}
-    state_rules = {"mean": NUMBER, "std": POSITIVE}
+    state_rules = {**TextRows.state_rules, "mean": NUMBER, "std": POSITIVE}
 
     def learn(self) -> dict[str, Any]:
         """Return mean and standard deviation of the training values."""
@@ -57,7 +57,7 @@ class RegressionTask(TextRows):
                 f"the values of {self.data.name} have mean {mean:.3g} and standard deviation {std:.3g}, and a head "
                 "starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
             )
-        return {"mean": mean, "std": std}
+        return {**super().learn(), "mean": mean, "std": std}
 
     @classmethod
     def read(cls, row: SetRow) -> LabelledText:

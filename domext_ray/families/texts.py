@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,9 @@ from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import as_whole
 from domext_ray.families.readers.examples import LabelledText, MarkedText
-from domext_ray.families.readers.issues import DataIssues, SetRow
+from domext_ray.families.readers.issues import DataIssues, SetRow, list_places
 from domext_ray.families.rows import Row
+from domext_ray.families.state import BOOL, State
 from domext_ray.families.task import Outputs, Task
 from domext_ray.families.windows import RowTemplate, make_cutting_backend, plan_windows, read_template
 
@@ -130,9 +131,41 @@ class SingleLabelTask(ClassTask):
 
 
 class TextRows(Task):
-    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row, or a text's windows."""
+    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row, or a text's windows.
+
+    Its state says whether all of training are pairs, so that a text alone is none for such a model. It is left out of
+    files where they are not, and was unknown to 0.1.0.
+    """
 
     cuts_texts = True
+    state_rules = {"has_pairs": BOOL}
+
+    def learn(self) -> dict[str, Any]:
+        """Find out whether the examples are pairs."""
+        train = self.data.train
+        return {**super().learn(), "has_pairs": bool(train) and all(example.pair is not None for example in train)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `StagedTask.state_dict`."""
+        return {name: value for name, value in super().state_dict().items() if name != "has_pairs" or value}
+
+    def load_state_dict(self, state: State) -> None:
+        """See `StagedTask.load_state_dict`."""
+        super().load_state_dict({"has_pairs": False, **state})
+
+    @classmethod
+    def check_set(cls, splits: Mapping[str, Sequence[Any]], side: Any, issues: DataIssues) -> None:
+        """Refuse a split of single texts beside one of pairs, and count the single texts among pairs."""
+        singles = {split: [own.source for own in found if own.pair is None] for split, found in splits.items() if found}
+        paired = next((split for split, sources in singles.items() if not sources), "")
+        for split, sources in singles.items():
+            if paired and len(sources) == len(splits[split]):
+                raise CorpusError(
+                    f"{sources[0]} has no second text, as all of {split}, and all of {paired} have one; set "
+                    "columns.pair to all names that the column has."
+                )
+            if sources and len(sources) < len(splits[split]):
+                issues.say(f"{len(sources):,} x {split} example without a second text ({list_places(sources)}).")
 
     @cached_property
     def backend(self) -> Tokenizer:
@@ -182,9 +215,12 @@ class TextRows(Task):
 
 
 def read_texts(row: SetRow) -> tuple[str, str | None]:
-    """Return a text and its pair, which is optional unless the description names its column."""
-    text = row.read_text("text")
-    return text, row.read_text("pair") if "pair" in row.description.required or row.get("pair") is not None else None
+    """Return a text and its pair, which is optional unless the description names its column, or a model reads pairs."""
+    text, has_pair = row.read_text("text"), row.get("pair") is not None
+    if not has_pair and row.state.get("has_pairs"):
+        named = " or ".join(map(repr, row.fields["pair"]))
+        row.leave_out(f"has no field {named}; the model has learned from pairs of texts")
+    return text, row.read_text("pair") if has_pair or "pair" in row.description.required else None
 
 
 def _find_class(row: SetRow) -> str:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.shared import PoolingChoice
+from domext_ray.errors import CorpusError
 from domext_ray.families.rows import Row
 from domext_ray.families.task import Task
 from domext_ray.families.windows import read_template
@@ -25,6 +26,8 @@ from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedAdapter
 from domext_ray.text.vocabulary.tokenizer import make_backend
+
+_TEXT = "the text"
 
 
 class TextRequest(BaseModel):
@@ -230,7 +233,10 @@ class _TaskEndpoint(Endpoint[RequestT]):
     def ask(self, record: Mapping[str, str], adapter: ServedAdapter, request: RequestT) -> EncodedText:
         """Make the task's rows; see `Endpoint.ask`."""
         task = cast(Task, adapter.task)
-        example = make_example(adapter.family, record, "the text", task.state)
+        try:
+            example = make_example(adapter.family, record, _TEXT, task.state)
+        except CorpusError as error:  # the adapter reads pairs of texts
+            raise FaultyTextError(422, str(error).removeprefix(f"{_TEXT} ")) from None
         rows = task.encode([example], is_training=False)
         task.notes.clear()  # on odd texts; a server would keep them for ever
         own = tuple(

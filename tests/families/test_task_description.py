@@ -23,6 +23,7 @@ RAW: dict[str, list[dict[str, Any]]] = {
     "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
     "qa": [{"question": "where is the dog", "context": "the dog is at home " * 6}],
     "multiple_choice": [{"context": "the dog", "stem": "can", "options": ["run", "write"]}],
+    "regression": [{"text": "the dog", "pair": "the house"}],
     **dict.fromkeys(("classification", "multilabel"), [{"text": "the cat"}, {"text": "the dog", "pair": "the house"}]),
 }
 USUAL_RAW = [{"text": "the drug and the doctor and the heart disease of the drug " * 3}, {"text": "heart. pain"}]
@@ -147,7 +148,7 @@ DAMAGED: list[tuple[str, str, Any, str]] = [
     ("classification", "options.max_length", 0, "max_length is 0; it must be a whole number, 1 or more"),
     ("classification", "options.wide", True, "it has wide; it must have context, long_texts, max_length, stride"),
     ("classification", "state", [], "state is .* it must be a JSON object"),
-    ("classification", "state", {"x": 1}, "it has x; it must have nothing"),
+    ("classification", "state", {"x": 1}, "it has x; it must have has_pairs"),
     ("classification", "labels", None, "it has no labels"),
     ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
     ("regression", "state.std", "1", "std is '1'; it must be a finite number above 0"),

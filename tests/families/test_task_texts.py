@@ -55,6 +55,16 @@ def test_rows_are_what_transformers_makes(name: str, request: pytest.FixtureRequ
         assert batch.num_targets == 40 and batch.targets["labels"].tolist() == [1] * 40
 
 
+def test_a_task_knows_whether_it_reads_pairs(bert: PreTrainedTokenizerBase) -> None:
+    """All of train are pairs; files of single texts are as in 0.1.0."""
+    for pairs, state in ((("x", "y"), {"has_pairs": True}), (("x", None), {}), ((None, None), {})):
+        data = make_set(*((f"text {i}", "yes", pair) for i, pair in enumerate(pairs)))
+        task = ClassificationTask(data, bert, TaskOptions(max_length=16))
+        assert task.state_dict() == state
+        again = ClassificationTask(replace(data, train=()), bert, TaskOptions(max_length=16), state=state)
+        assert again.state_dict() == state and again.state == {"has_pairs": bool(state)}
+
+
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_windows_have_the_whole_of_a_text(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(name)

@@ -99,7 +99,7 @@ def draw_example(family: str, i: int, generator: np.random.Generator) -> Example
                 *own, f"{text} {'cat' if is_first else 'wind'}", None, ("animal",) if is_first else ()
             )
         case "regression":
-            return LabelledText(*own, text, " ".join(words[::-1]), "", float(len(words)))
+            return LabelledText(*own, text, " ".join(words[::-1]) if i % 8 else None, "", float(len(words)))
         case "qa":
             answers = (Entity(0, len(words[0]), ""),) if i % 4 else ()
             return Question(*own, "where is it", f"{text} {text} {text} {text}", answers)

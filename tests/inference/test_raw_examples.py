@@ -97,6 +97,16 @@ def test_a_cell_may_spell_a_list_and_nan_is_nothing() -> None:
     assert isinstance(pair, LabelledText) and pair.pair is None
 
 
+def test_a_model_of_pairs_takes_no_single_text() -> None:
+    (pair,) = make_raw("classification", [{"text": "a", "sentence2": "b"}], {"has_pairs": True})
+    assert isinstance(pair, LabelledText) and pair.pair == "b"
+    for family in ("classification", "multilabel", "regression"):
+        with pytest.raises(
+            CorpusError, match=r"has no field 'pair' or .* the model has learned from pairs of texts\.$"
+        ):
+            make_example(family, {"text": "a", "hypothesis": "b"}, "in.jsonl:2", {"has_pairs": True})
+
+
 def test_a_record_that_is_none_is_named() -> None:
     cases: list[tuple[str, Any, str]] = [
         ("ner", {"txt": "a"}, "has no field 'text'; ner needs one."),

@@ -19,7 +19,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import save_model
-from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
+from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
 from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, open_task
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
@@ -112,6 +112,17 @@ def test_pairs_are_classified_as_predict_does(start: StartModel, tmp_path: Path)
         assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
     assert alone["probabilities"] != pytest.approx(answers[0]["probabilities"], abs=1e-3)
     assert ["truncated" in answer for answer in answers] == [False, False, False, True]
+
+
+def test_a_model_of_pairs_answers_no_single_text(start: StartModel, tmp_path: Path) -> None:
+    pairs = [LabelledText(str(i), "t:1", text, "the sun", "ab"[i % 2]) for i, text in enumerate(TEXTS)]
+    data = LabelledSet("made", tuple(pairs), tuple(pairs), (), ("a", "b"))
+    folder = export_fitted(start, "classification", tmp_path / "tuned" / "export", data=data, epochs=1.0)
+    served = Served(find_single_model(str(folder)))
+    with served.client:
+        answer = served.post("classify", TEXTS[2], "tuned")
+    assert answer.status_code == 422
+    assert "a text has no field 'pair' or 'sentence2' or 'text2' or 'text_b'; the model has learned from" in answer.text
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings

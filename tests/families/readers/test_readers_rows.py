@@ -126,6 +126,20 @@ def test_a_header_that_stands_again_is_no_row(tmp_path: Path) -> None:
     assert shown(made) == [("a", None, "x"), ("a", None, "x"), ("label", None, "text")]
 
 
+def test_pairs_in_one_split_alone_are_refused(tmp_path: Path) -> None:
+    """Its files call the column of the second text otherwise; a single text among pairs is told."""
+    for i, task in enumerate(("classification", "multilabel", "regression")):
+        values = {"label": 1, "labels": ["x"], "value": 1}
+        pairs = [{"text": "a", "pair": "b", **values}, {"text": "c", "pair": "d", **values}]
+        contents: dict[str, str | bytes] = {"train.jsonl": dump_lines(pairs)}
+        contents["dev.jsonl"] = dump_lines([{"text": "a", "reply": "b", **values}])
+        said = "dev.jsonl:1 has no second text, as all of dev, and all of train have one; set columns.pair to all names"
+        assert refuse(tmp_path / str(i), task, contents).startswith(said)
+        contents["dev.jsonl"] = dump_lines([pairs[0], {"text": "c", "pair": None, **values}])
+        made = load(tmp_path / str(i), task, contents)
+        assert f"1 x dev example without a second text ({tmp_path}/{i}/dev.jsonl:2)." in made.notes
+
+
 def test_columns_that_are_not_read_may_be_several(tmp_path: Path) -> None:
     made = load(tmp_path, "classification", {"train.csv": ",text,label,,accept,accept\n0,fine,a,,0,1\n1,long,b,,1,0\n"})
     assert shown(made) == [("fine", None, "a"), ("long", None, "b")]
