@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import Compared, join_pair
 from domext_ray.families.family import TEXTS, Prediction
 from domext_ray.families.metrics.metrics import score_values
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+_COMMA = re.compile(r"\s*[-+]?[\d.]*\d,\d[\d.,]*\s*")
 _LARGEST = float(np.finfo(np.float32).max)
 """What is larger is infinite to the loss."""
 
@@ -66,6 +69,10 @@ class RegressionTask(TextRows):
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
+        if isinstance(value, str) and _COMMA.fullmatch(value):
+            raise CorpusError(
+                f"{row.source} has the value {value!r}; write numbers with a point before decimals, and without commas."
+            )
         if not abs(number) <= _LARGEST:
             row.leave_out("has no finite number", value)
         return LabelledText("", row.source, *texts, "", number)
