@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -96,6 +96,7 @@ class ChoiceTask(Task):
             (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
         }
         has_zero = any(number == 0 for number, _ in numbers)
+        _require_one_start(splits)
         first = int(not has_zero and any(number == count for number, count in numbers))
         ways: dict[str, Callable[[SetRow], int | None]] = {
             "a place": lambda row: _find_place(row, first),
@@ -203,6 +204,22 @@ def join_stem(stem: str, option: str) -> str:
     is_joined = not stem or not option or stem[-1].isspace() or option[0].isspace()
     is_wide = not is_joined and unicodedata.east_asian_width(stem[-1]) in "WF"
     return stem + option if is_joined or is_wide else f"{stem} {option}"
+
+
+def _require_one_start(splits: SplitRows) -> None:
+    """Refuse answers that one split counts from 0, and another one from 1."""
+    starts = dict[int, tuple[str, SetRow]]()
+    for split, rows in splits.items():
+        places = {as_offset(row.get("answer")): row for row in reversed(rows) if _has_options(row)}
+        last = next((row for number, row in places.items() if number == len(row.get("options"))), None)
+        if (0 in places) != (last is not None):
+            starts.setdefault(0 if 0 in places else 1, (split, places.get(0) or cast(SetRow, last)))
+    if len(starts) == 2:
+        (zero, _), (one, row) = starts[0], starts[1]
+        raise CorpusError(
+            f"{row.source} has the answer {row.get('answer')!r}, so that {one} counts from 1, and {zero} has answers "
+            "that are 0; count all from 0, or write letters."
+        )
 
 
 def _has_options(row: SetRow) -> bool:

@@ -76,6 +76,16 @@ def test_an_answer_that_is_no_option_is_counted_and_one_of_two_meanings_refused(
         )
 
 
+def test_splits_that_count_answers_otherwise_are_refused(tmp_path: Path) -> None:
+    contents: dict[str, str | bytes] = {"train.jsonl": dump_choices([1, 3, 2], WORDS)}
+    contents["dev.jsonl"] = dump_choices([2, 0], WORDS)
+    message = refuse(tmp_path, "multiple_choice", contents, columns={"options": ("options",)})
+    assert message == (
+        "train.jsonl:2 has the answer 3, so that train counts from 1, and dev has answers that are 0; count all from "
+        "0, or write letters."
+    )
+
+
 VECTORS: list[Any] = [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
 FORMS = {
     "train.jsonl": dump_lines([{"text": f"row {i}", "labels": each} for i, each in enumerate(VECTORS)]),
