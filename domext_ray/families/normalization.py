@@ -210,8 +210,13 @@ class NormalizationTask(StagedTask):
 
     @classmethod
     def check_set(cls, splits: Mapping[str, Sequence[Mention]], side: Any, issues: DataIssues) -> None:
-        """Count the examples with a term that is not in the catalogue."""
-        known = set(side)
+        """Count the examples with a term that is not in the catalogue; refuse a train of nothing else."""
+        known, train = set(side), splits["train"]
+        if train and known.isdisjoint(term for example in train for term in example.terms):
+            raise CorpusError(
+                f"{train[0].source} has the term {train[0].terms[0]!r}, and no term of train is in the catalogue, "
+                f"which begins with {side[0]!r}; give the terms as they stand there (a table's last column)."
+            )
         for example in (example for split in splits.values() for example in split):
             if strange := [term for term in example.terms if term not in known]:
                 issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")

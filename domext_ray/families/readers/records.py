@@ -186,8 +186,8 @@ def _require_different_keys(path: Path, value: dict[str, Any], place: str = "") 
 def list_items(path: Path, value: Any, place: str) -> list[Any]:
     """Return a list that stands somewhere in a file of JSON; anything else there is a CorpusError."""
     if not isinstance(value, list):
-        shown = shorten(value, 40)
-        raise CorpusError(f"{path}:{place} has another layout: it must be a list, but {shown} is there.")
+        where = f"{path}:{place}" if place else path
+        raise CorpusError(f"{where} has another layout: it must be a list, but {shorten(value, 40)} is there.")
     return value
 
 

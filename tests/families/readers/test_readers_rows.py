@@ -446,3 +446,17 @@ def test_terms(tmp_path: Path) -> None:
     write(tmp_path / "catalogue.json", "[]")
     with pytest.raises(CorpusError, match=r"catalogue.json has no term"):
         load_set(find_description("chip_cdn", str(tmp_path)))
+    write(tmp_path / "catalogue.json", '{"K1": "a"}')
+    with pytest.raises(CorpusError, match=r"catalogue.json has another layout: it must be a list, but"):
+        load_set(find_description("chip_cdn", str(tmp_path)))
+
+
+def test_terms_none_of_which_is_in_the_catalogue_are_refused(tmp_path: Path) -> None:
+    """Its last column has codes."""
+    files: dict[str, str | bytes] = {"train.jsonl": dump_lines([{"text": "a", "terms": ["Gout"]}])}
+    files["catalogue.tsv"] = "Gout\tM10\nFever\tR50\n"
+    message = refuse(tmp_path, "normalization", files, files={"dev": ("train.*",)})
+    assert message == (
+        "train.jsonl:1 has the term 'Gout', and no term of train is in the catalogue, which begins with 'M10'; give "
+        "the terms as they stand there (a table's last column)."
+    )
