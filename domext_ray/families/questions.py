@@ -25,6 +25,7 @@ from domext_ray.families.readers.cells import as_offset, read_mark
 from domext_ray.families.readers.examples import Entity, Question
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.set_description import RULES
+from domext_ray.families.readers.words import is_whole
 from domext_ray.families.rows import Row
 from domext_ray.families.state import BOOL, NOTHING_LEARNED, State
 from domext_ray.families.task import Outputs, Task
@@ -324,7 +325,7 @@ def _read_answers(row: SetRow) -> list[dict[str, Any]]:
 
 
 def _place_answer(values: dict[str, Any], context: str, row: SetRow) -> Entity | None:
-    """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
+    """Return the stretch of an answer: at its offset, or nearest to it, rather as whole words, or where it is alone."""
     text, start = values["text"], as_offset(values.get("answer_start"))
     if start is None:
         raise CorpusError(f"{row.source} has an answer without a whole number as 'answer_start'.")
@@ -334,8 +335,10 @@ def _place_answer(values: dict[str, Any], context: str, row: SetRow) -> Entity |
     if start >= 0 and context.startswith(text, start):
         return Entity(start, start + len(text), "")
     places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
-    nearest = min(places, key=lambda place: abs(place - start), default=None)
-    if nearest is None or (len(places) > 1 and abs(nearest - start) > NEAR_CHARS):
+    near = [place for place in places if len(places) == 1 or abs(place - start) <= NEAR_CHARS]
+    whole = [place for place in near if is_whole(context, place, place + len(text))]
+    nearest = min(whole or near, key=lambda place: abs(place - start), default=None)
+    if nearest is None:
         row.keep_gold("answer", "is not in the context near its offset", text)
         return None
     row.issues.add(row.source, "answer", "is not at its offset", text, outcome="moved")

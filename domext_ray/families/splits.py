@@ -127,7 +127,7 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
         case "conll":
             return read_conll(path, description, issues)
         case "squad":
-            return read_squad(path)
+            return read_squad(path, description)
         case "brat":
             return read_brat(path, issues, others)
     records = read_records(path, description, issues)

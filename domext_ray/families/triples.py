@@ -8,6 +8,7 @@ are the two steps of CMeIE in the AF Adapter paper's evaluation on CBLUE.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from domext_ray.families.readers.examples import (
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.records import read_json_records
 from domext_ray.families.readers.tagged import UNTYPED
+from domext_ray.families.readers.words import is_whole
 from domext_ray.families.relations import MarkingTask, RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
 from domext_ray.families.task import Predict, Task
@@ -180,7 +182,7 @@ class ExtractionTask(MarkingTask):
 
     @classmethod
     def read(cls, row: SetRow, schema: Schema | None = None) -> AnnotatedText:
-        """Make a text with relations; subjects and objects are located where they first occur.
+        """Make a text with relations; its arguments are located where they first occur, as whole words if they do.
 
         Triples that the text does not have, or the schema (None: all are allowed), are gold without a place.
         """
@@ -371,5 +373,7 @@ def _list_triples(
 
 
 def _locate(text: str, mention: str, label: str) -> Entity | None:
-    start = text.find(mention) if mention else -1
-    return Entity(start, start + len(mention), label) if start >= 0 else None
+    """Return where a mention first occurs as whole words, or else as a part of one; None: it does not occur."""
+    places = [found.start() for found in re.finditer(re.escape(mention), text)] if mention else []
+    whole = [start for start in places if is_whole(text, start, start + len(mention))]
+    return next((Entity(start, start + len(mention), label) for start in whole or places), None)

@@ -269,6 +269,17 @@ def test_arguments_without_a_type_are_of_one(tmp_path: Path, bert: PreTrainedTok
     assert task.entity_task.head_labels == ("ENTITY",) and list_pairs(task.relation_task.data.train)
 
 
+def test_arguments_are_whole_words_if_they_are_any(tmp_path: Path) -> None:
+    row = {"text": "Painful, or no pain: artful", "triples": [{"subject": "pain", "predicate": "is", "object": "art"}]}
+    made = load(
+        tmp_path, "relation_extraction", {"train.jsonl": dump_lines([row, {**row, "text": "painful pain art"}])}
+    )
+    assert [[(own.start, own.end) for own in text.entities] for text in made.train] == [
+        [(15, 19), (21, 24)],
+        [(8, 12), (13, 16)],
+    ]
+
+
 def test_cmeie_by_perfect_steps(bert: PreTrainedTokenizerBase) -> None:
     """What the design itself loses on CMeIE: pairs with two predicates, and a name that is its own argument."""
     folder = DATA / "zh"

@@ -364,12 +364,14 @@ def _cut_line(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
 
 
-def read_squad(path: Path) -> Iterator[Record]:
+def read_squad(path: Path, description: SetDescription) -> Iterator[Record]:
     """Yield one record a question of a SQuAD file, by role; a CorpusError names the place of another layout."""
-    data = parse_document(path, read_text(path))
+    data = None if find_suffix(str(path)) in _LINES else parse_document(path, read_text(path))
     if not isinstance(data, dict) or "data" not in data:
-        rule = "a SQuAD file must be an object with a key 'data'"
-        raise CorpusError(f"{path} has another layout: {rule}, but {shorten(data, 40)} is there.")
+        raise CorpusError(
+            f"{path} has another layout: a SQuAD file must be an object with a key 'data'; write reader: records in "
+            f"{description.yaml} for rows with question, context and answers."
+        )
     for i, article in enumerate(list_items(path, _require_different_keys(path, data)["data"], "data")):
         for j, paragraph in enumerate(_list_parts(path, article, "paragraphs", f"data[{i}]")):
             place = f"data[{i}].paragraphs[{j}]"

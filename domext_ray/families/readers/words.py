@@ -49,6 +49,7 @@ INVISIBLE = frozenset(
 Variation selectors and tags show nothing either, but are the end of an emoji."""
 _RUNS = pre_tokenizers.Split(Regex(r"(?:(?!\p{Extended_Pictographic})[\p{P}\p{S}])+"), "removed")
 _LETTERS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+(\.?)")
+_BESIDE = re.compile("[A-Za-z\u00c0-\u024f\u0370-\u052f]{2}")  # Latin, Greek, Cyrillic
 _APOSTROPHES = "'’"
 _FREE_MARKS = '.,;:!?"…、。，；：！？' + _APOSTROPHES
 _FREE_CATEGORIES = ("Ps", "Pe", "Pi", "Pf")  # brackets and quotes
@@ -101,6 +102,16 @@ def trim(text: str, start: int, end: int) -> Offsets:
     while start < end and text[end - 1] in INVISIBLE:
         end -= 1
     return start, end
+
+
+def is_inside_word(text: str, place: int) -> bool:
+    """Whether letters stand on both sides of a place, of an alphabet whose words have spaces between them."""
+    return place > 0 and _BESIDE.fullmatch(text[place - 1 : place + 1]) is not None
+
+
+def is_whole(text: str, start: int, end: int) -> bool:
+    """Whether a stretch, [start, end), begins and ends where a word may; see `is_inside_word`."""
+    return not is_inside_word(text, start) and not is_inside_word(text, end)
 
 
 @functools.lru_cache(maxsize=64)

@@ -80,6 +80,13 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         *("qa", "json", '{"data": [{"paragraphs": [], "paragraphs": []}]}', {}),
         "train.json:data[0] has the key 'paragraphs' twice",
     ),
+    (
+        "qa",
+        "jsonl",
+        answer([]) * 2,
+        {},
+        f"train.jsonl {SQUAD}a SQuAD file must be an object with a key 'data'; write reader",
+    ),
     ("qa", "json", "[1]", {}, f"train.json {SQUAD}a SQuAD file must be an object"),
     ("qa", "json", '{"version": 1}', {}, f"train.json {SQUAD}a SQuAD file must be an object with a key 'data'"),
     ("qa", "json", '{\n"data": {}}', {}, f"train.json:data {SQUAD}it must be a list"),

@@ -339,6 +339,20 @@ def test_questions(tmp_path: Path) -> None:
     assert "4 x question left out: it has no answer" in made.notes[0]
 
 
+MOVED = [
+    ("did paint and pain in it", "in", 0, 19),  # not the end of `paint`, which is nearer
+    ("paint and painting", "in", 0, 2),  # nothing else has it
+    ("\u4e2d\u6587\uff1a\u80c3\u708e\u75c5\u80c3\u708e", "\u80c3\u708e", 4, 3),  # no alphabet: the nearest
+]
+
+
+def test_an_answer_is_moved_to_whole_words(tmp_path: Path) -> None:
+    for i, (context, text, offset, place) in enumerate(MOVED):
+        row = {"question": "What?", "context": context, "answers": [{"text": text, "answer_start": offset}]}
+        made = load(tmp_path / str(i), "qa", {"train.jsonl": dump_lines([row])}, reader="records")
+        assert [answer.start for answer in made.train[0].answers] == [place]
+
+
 def test_answers_that_are_not_at_their_offset(tmp_path: Path) -> None:
     answers = [answer("1950", 46), answer("1901", 70), answer("rebuilt", -1), answer("1902", 24), answer(" ", 3)]
     questions = [
