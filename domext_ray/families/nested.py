@@ -7,7 +7,7 @@ windows, whose predictions are joined. The loss is ZLPR (Su et al., 2022), summe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, P
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnnotatedText, Entity, sort_entities
-from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.readers.issues import DataIssues, SetRow, list_places
 from domext_ray.families.readers.offsets import Unit
 from domext_ray.families.readers.spans import place_annotations, read_annotations
+from domext_ray.families.readers.words import is_whole
 from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Outputs, Task
@@ -43,6 +44,9 @@ SPANS_PER_TOKEN = 8
 
 TUNED_RANGE = 3.0
 """The threshold is tuned from minus this to this: the loss puts it at 0."""
+
+FEWEST_CUT = 3
+"""Entities that begin or end inside a word are told if they are so many at least, and half of all."""
 
 _STEPS = 60
 _NO_SPAN = -1
@@ -131,6 +135,19 @@ class SpanTask(Task):
     ) -> tuple[Sequence[SetRow], Callable[[SetRow], AnnotatedText]]:
         rows, unit = read_annotations(rows)
         return rows, partial(cls.read, unit=unit)
+
+    @classmethod
+    def check_set(cls, splits: Mapping[str, Sequence[AnnotatedText]], side: Any, issues: DataIssues) -> None:
+        """Warn of a split most of whose entities begin or end inside a word."""
+        for split, texts in splits.items():
+            entities = [(text, entity) for text in texts for entity in text.entities]
+            cut = [text.source for text, entity in entities if not is_whole(text.text, entity.start, entity.end)]
+            if len(cut) >= max(FEWEST_CUT, len(entities) / 2):
+                issues.warn(
+                    f"{len(cut):,} of {len(entities):,} entities of {split} begin or end inside a word "
+                    f"({list_places(cut)}); do offsets count characters from 0, and are ends exclusive (else set ends: "
+                    "inclusive)?"
+                )
 
     @classmethod
     def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

@@ -17,6 +17,7 @@ from domext_ray.families.readers.columns import REJECTED, get_value
 from domext_ray.families.readers.examples import Entity, ScatteredEntity
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Annotation, Unit, find_unit
+from domext_ray.families.readers.tagged import is_tag
 from domext_ray.families.readers.words import trim
 
 _UNTRIMMED = "begins or ends with white space or an invisible character"
@@ -25,6 +26,13 @@ _UNTRIMMED = "begins or ends with white space or an invisible character"
 def read_annotations(rows: Iterable[SetRow]) -> tuple[list[SetRow], Unit | None]:
     """Return the rows of a split, with `Annotation`s as their entities, and what offsets count (None: characters)."""
     read = [row.put("entities", _list_annotations(row)) for row in rows]
+    kinds = {entity.label: row for row in reversed(read) for entity in row.get("entities")}
+    inner = next((kind for kind in kinds if kind.startswith("I-")), "")
+    if inner and all(map(is_tag, kinds)):
+        raise CorpusError(
+            f"{kinds[inner].source} has an entity of the type {inner!r}, a tag of a word; join the words of each "
+            "entity, and give it their type without B- and I-."
+        )
     texts = [(text, row.get("entities")) for row in read if isinstance(text := row.get("text"), str)]
     return read, find_unit(texts, read[0].issues) if read else None
 

@@ -159,6 +159,15 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         "train.json:[0] has an entity without its own text",
     ),
     (
+        *(
+            "nested_ner",
+            "json",
+            nest(*({**FIRST, "type": each, "entity": "慢性胃炎"} for each in ("B-x", "O", "I-x"))),
+            {},
+        ),
+        "train.json:[0] has an entity of the type 'I-x', a tag of a word; join the words of each entity, and give",
+    ),
+    (
         *("nested_ner", "json", nest({**FIRST, "type": "", "entity": "慢性胃炎"}), {}),
         "train.json:[0] has an entity without a type",
     ),

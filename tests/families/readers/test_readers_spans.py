@@ -102,6 +102,18 @@ def test_triples_with_parts(tmp_path: Path) -> None:
     assert message.startswith("train.jsonl:1: the triple is not in the text (('感冒', '用', '丙药'))")
 
 
+def test_most_entities_inside_of_words_are_told(tmp_path: Path) -> None:
+    """Ends that are inclusive, or places from 1; words of other scripts have no spaces between them."""
+    for i, (text, place, is_told) in enumerate(
+        [("old aspirin helps", [4, 10], True), ("old aspirin helps", [4, 11], False), ("慢性胃炎伴胃痛", [2, 4], False)]
+    ):
+        rows = [{"text": f"{text} {j}", "entities": [[*place, "x"]]} for j in range(3)]
+        contents: dict[str, str | bytes] = {"train.jsonl": dump_lines(rows), "dev.jsonl": dump_lines(rows[:2])}
+        made = load(tmp_path / str(i), "nested_ner", contents, ends="exclusive")
+        said = [each.partition(" (")[0] for each in made.warnings]
+        assert said == ["3 of 3 entities of train begin or end inside a word"] * is_told
+
+
 def test_schema_gives_labels_and_allowed_types(tmp_path: Path) -> None:
     schema = [
         {"subject_type": "病", "predicate": "用", "object_type": {"@value": "药", "when": "时间"}},
