@@ -112,7 +112,7 @@ def _tell_shared_files(config: RunOptions, samples: Sequence[Sample | None]) -> 
 
 def _plan_tokenizer(config: RunOptions, base: Base | None) -> PreTrainedTokenizerBase | None:
     """The run's tokenizer; None: it is still to be learned, or words of it are."""
-    if base is None or (config.vocab.extends_base and not config.vocab.words):
+    if base is None or config.vocab.size:
         return None
     if not config.vocab.words:
         return base.tokenizer

@@ -80,8 +80,7 @@ def count_wanted(config: RunOptions) -> int | None:
     wanted = [limit for limit in (steps * train.global_batch_size * longest, train.max_tokens) if limit]
     tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
     megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
-    learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
-    return None if learns or not wanted or megabytes > 1000 else megabytes  # more than any machine has
+    return None if config.vocab.size or not wanted or megabytes > 1000 else megabytes  # more than any machine has
 
 
 @contextlib.contextmanager
