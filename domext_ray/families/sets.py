@@ -26,10 +26,13 @@ from domext_ray.families.readers.issues import DataIssues
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.splits import cut_splits, find_file, lacks_split, read_splits
+from domext_ray.text.data.sample import tell_remains
 from domext_ray.text.data.sources import FileRecord
 
 _NONE = ("nan", "null", "<na>", "#n/a")
 """What pandas, databases and Excel write where there is nothing."""
+_SAMPLE = 2000
+"""Examples that are looked at for what is left of another form."""
 MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""
 _SELDOM = ("group", "misplaced", "unplaced")
@@ -75,6 +78,7 @@ def load_set(description: SetDescription, *, strict: bool = False, repair: bool 
     told = issues.list_notes(sources)
     found, heard = find_oddities(splits, labels)
     warnings = (*issues.warnings, *heard)
+    _tell_remains(splits, description.data)
     return LabelledSet(
         description.name,
         splits["train"],
@@ -111,6 +115,7 @@ def read_split(
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
         reason = f"; {found[0]}" if found else "."
         raise CorpusError(f"{description.data} has no example in {split} (it has {has}){reason}")
+    _tell_remains({split: read[split]}, description.data)
     told = itertools.chain.from_iterable(find_oddities({split: read[split]}, ()))
     return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
 
@@ -139,6 +144,14 @@ def _take_units(examples: tuple[Example, ...], number: int, seed: int) -> tuple[
     places = np.array([example.draw(seed) for example in examples], np.uint64)
     last = np.sort(places)[min(number, len(places)) - 1]
     return tuple(itertools.compress(examples, places <= last))
+
+
+def _tell_remains(splits: Splits, data: str) -> None:
+    """Say what a sample of the texts has of another form, as of a corpus."""
+    every = [example for examples in splits.values() for example in examples]
+    sample = every[:: -(-len(every) // _SAMPLE) or 1]
+    texts = ((example.path, text) for example in sample for text in (example.shown, getattr(example, "pair", "")))
+    tell_remains(data, ((path, text) for path, text in texts if text))
 
 
 def _find_labels(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -53,8 +53,11 @@ _REMAINS = (
     ("ligatures of a PDF (ﬁ, ﬂ): write them as letters", re.compile("[\ufb00-\ufb06]")),
     ("a word that a line's end has cut (exam-): join lines before", re.compile(r"[a-z]-\Z")),
     (
-        "a value as Python or JSON spells it (b'…', ['…']) in place of its text: take the text out",
-        re.compile(r"""b(['"]).*\1\Z|\[(['"]).*\2\]\Z|\{"[^"]+": .*\}\Z|"[^"]*(?:\\.[^"]*)+"\Z"""),
+        "a value as Python or JSON spells it (b'…', ['…'], nan) in place of its text: take the text out",
+        re.compile(
+            r"(?:nan|NaN|None|null|NULL|<NA>)\Z"
+            r"""|b(['"]).*\1\Z|\[(['"]).*\2\]\Z|\{"[^"]+": .*\}\Z|"[^"]*(?:\\.[^"]*)+"\Z"""
+        ),
     ),
 )
 """What is told, with its cure, and how it is found; the last one is a whole text."""
@@ -122,7 +125,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     sample = read_sample(spec, prepare, files, to_end=to_end)
     tell_forms(sample.dropped.forms)
     if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
-        _tell_remains(sample)
+        tell_remains(sample.spec, sample.named)
     dropped, documents = sample.dropped, sample.documents
     has_docs = any(source.kind == PACKAGE_DOCS for source in files)  # which are text
     if sample.frac == 1 or (
@@ -140,10 +143,10 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     return sample
 
 
-def _tell_remains(sample: Sample) -> None:
-    """Say on standard error, once a process, what many texts of a sample have."""
+def tell_remains(spec: str, texts: Iterable[tuple[str, str]]) -> None:
+    """Say on standard error, once a process, what many texts of a sample have, each given with the path of its file."""
     counts, first, num_texts = [0] * len(_REMAINS), [""] * len(_REMAINS), 0
-    for path, text in sample.named:
+    for path, text in texts:
         num_texts += 1
         for i, (_, pattern) in enumerate(_REMAINS):
             if pattern.match(text) if i == len(_REMAINS) - 1 else pattern.search(text):
@@ -152,7 +155,7 @@ def _tell_remains(sample: Sample) -> None:
     for (what, _), number, path in zip(_REMAINS, counts, first, strict=True):
         if number >= max(_FEWEST_REMAINS, _REMAINS_FRAC * num_texts):
             say(
-                f"{number:,} of {num_texts:,} texts of {sample.spec!r} that were looked at have {what}, unless they "
+                f"{number:,} of {num_texts:,} texts of {spec!r} that were looked at have {what}, unless they "
                 f"are meant; the first is in {path}"
             )
 

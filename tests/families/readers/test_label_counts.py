@@ -190,6 +190,17 @@ def test_a_split_that_is_another_is_told(tmp_path: Path) -> None:
     assert not made.warnings and made.notes[0].startswith("5 x dev example that is in train too: ")
 
 
+def test_what_is_left_of_another_form_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In either text of a pair, as in a corpus; a few texts are no sign."""
+    rows = [{"text": f"a {i}", "pair": ("caf\u00c3\u00a9", "nan")[i % 2], "label": "xy"[i % 2]} for i in range(6)]
+    _load_rows(tmp_path / "left", "classification", rows)
+    said = capsys.readouterr().err
+    assert f"6 of 24 texts of '{tmp_path}/left' that were looked at have UTF-8 that was read as Latin-1" in said
+    assert f"6 of 24 texts of '{tmp_path}/left' that were looked at have a value as Python or JSON spells it" in said
+    _load_rows(tmp_path / "few", "classification", [{**each, "pair": "b"} for each in rows[:5]] + rows[5:])
+    assert not capsys.readouterr().err
+
+
 def test_rows_of_one_text_that_contradict_are_told(tmp_path: Path) -> None:
     """Two annotators; those that agree are no news."""
     rows = [{"text": "iron", "entities": [[0, 4, kind]]} for kind in "MMN"]
