@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -183,7 +184,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
                 f"--base {base!r} has nan or infinite values in {names[name]}; save its weights again, or give another."
             )
     heads = tuple(head for head in HEADS if any(name.startswith(head) for name in tensors))
-    wrong_rules = find_wrong_rules(tokenizer, base, folder)
+    wrong_rules = find_wrong_rules(tokenizer, base, folder, config.vocab_size)
     found = Base(base, config, heads, hash_tensors(tensors), wrong_rules, BaseFiles(folder, tokenizer, tensors, names))
     _held[source if local else (base, next_sentence, _stamp(folder))] = found  # the hub's weights are there now
     return found
@@ -305,7 +306,10 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
                 shards = set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
-            return [folder / Path(shard).name for shard in sorted(shards)]
+            listed = [folder / Path(shard).name for shard in sorted(shards)]
+            if absent := next((path.name for path in listed if not os.path.lexists(path)), ""):
+                raise BaseModelError(f"{index} lists {absent}, which is not there; fetch that, too.")
+            return listed
     for name in WEIGHT_FILES:
         _require_fetched(folder / name)
     others = ((sorted(path.name for path in folder.glob(pattern)), said) for pattern, said in _OTHER_WEIGHTS)

@@ -439,6 +439,10 @@ def test_what_a_clone_or_a_download_left_in_place_of_a_file_is_told(copied: Path
     ):
         weights = weights.rename(copied / name)
         assert_refused(copied, "neither model.safetensors nor pytorch_model.bin; ", said.replace("NAME", name))
+    index = copied / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    assert_refused(copied, f"{index} lists model-00001-of-00001.safetensors, which is not there; fetch that, too")
+    index.unlink()
     weights.unlink()
     (copied / "model.safetensors").symlink_to("nowhere")
     assert_refused(copied, "model.safetensors is a link to nothing; fetch it again")

@@ -45,6 +45,34 @@ def test_an_entry_that_stands_twice_is_told_where_the_list_itself_is_read(tmp_pa
     assert tell(folder) == "" and tell(save(tmp_path / "once", *SMALL, "", "", "kidney")) == ""
 
 
+def test_lines_of_a_vocabulary_that_may_be_lost_are_told(tmp_path: Path) -> None:
+    """A few of a table that is not padded; entries that were added are there."""
+    folder = save(tmp_path / "old", *SMALL, "kidney", "note", "pain")
+    size = len(load_tokenizer(folder))
+    for num_rows, num_lost in ((size, 0), (size + 1, 1), (size + 8, 8), (size + 9, 0), (8 * (size // 8 + 1), 0)):
+        said = find_wrong_rules(load_tokenizer(folder), "old", folder, num_rows)
+        assert said.startswith(f"the tokenizer of --base old has no entries for the last {num_lost} of the") == (
+            num_lost > 0
+        )
+    (folder / "added_tokens.json").write_text(json.dumps({"newer": size}))
+    assert find_wrong_rules(load_tokenizer(folder), "old", folder, size + 1) == ""
+
+
+def test_a_tokenizer_that_puts_no_special_tokens_around_a_text_is_told(tmp_path: Path) -> None:
+    """As `tokenizers` saves one that has no template."""
+    load_tokenizer(save(tmp_path / "old", *SMALL)).save_pretrained(tmp_path / "bare")
+    path = tmp_path / "bare" / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": None}))
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
+    (tmp_path / "bare" / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    )
+    assert tell(tmp_path / "bare") == (
+        "the tokenizer of --base old puts no [CLS] and no [SEP] around a text; add its post_processor to "
+        "tokenizer.json, unless the base was trained so."
+    )
+
+
 @pytest.mark.parametrize(
     ("entries", "options", "fault", "lines"),
     [

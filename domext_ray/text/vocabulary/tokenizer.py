@@ -42,6 +42,8 @@ bert-base-chinese and 1.8 % of SciBERT, which has some accents and Greek capital
 begins with a capital, or every one that has an accent."""
 RARE_FRAC = 0.001
 """A vocabulary that has fewer entries with a capital is uncased; bert-base-chinese, which keeps case, has 0.14 %."""
+_MOST_LOST, _PADDED = 8, 8
+"""Entries that a vocab.txt may have lost on its way; a table is padded to a multiple of so many rows."""
 JUDGED_ENTRIES = 50_000
 """Of a larger vocabulary so many entries are judged by rules: all of half a million take a second."""
 
@@ -204,25 +206,20 @@ class _Rule(NamedTuple):
     fault: str
 
 
-def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path) -> str:
+def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path, num_rows: int = 0) -> str:
     """Say which of a tokenizer's rules do not fit its entries, and what mends that; empty where all do.
 
-    Old cased checkpoints are a vocab.txt without tokenizer_config.json, which transformers reads by the rules of BERT's
-    uncased one, so that half of the entries are lost in silence. What a rule does to an entry is asked of the
-    tokenizer's own normaliser, and of one without the rule. Only WordPiece is read so: the rules of byte-level BPE and
-    of unigram models come with their entries, in tokenizer.json.
+    `num_rows` are those of the model's embeddings; 0: they are unknown.
     """
     from transformers import BertTokenizer
 
     backend = tokenizer.backend_tokenizer
-    if twice := _find_twice(folder):
-        return (
-            f"the tokenizer of --base {base} {twice}; give the model's own vocab.txt, unless the base was trained so."
-        )
+    if fault := _find_fault(tokenizer, folder, num_rows) or _find_bare(tokenizer):
+        return f"the tokenizer of --base {base} {fault}, unless the base was trained so."
     if not isinstance(backend.model, models.WordPiece) or not isinstance(backend.normalizer, BertNormalizer):
         return ""
     vocab, special = backend.get_vocab(), set(tokenizer.all_special_tokens)
-    step = -(-len(vocab) // JUDGED_ENTRIES)
+    step = -(-len(vocab) // SAMPLE_ENTRIES)
     entries = [entry.removeprefix(PREFIX) for entry, i in vocab.items() if i % step == 0 and entry not in special]
     wrong = _find_wrong(entries, backend.normalizer, step)
     if not wrong:
@@ -241,20 +238,35 @@ def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path
     )
 
 
-def _find_twice(folder: Path) -> str:
-    """Say which entry stands twice in a vocab.txt that is read, so that its ids may be those of other words."""
-    path = folder / "vocab.txt"
+def _find_fault(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: int) -> str:
+    """Say what shows that the ids of a vocab.txt that is read may be those of other words."""
+    path, own = folder / "vocab.txt", "give the model's own vocab.txt"
     if (folder / "tokenizer.json").is_file() or not path.is_file():
         return ""
     places: dict[str, int] = {}
     entries = path.read_text(encoding="utf-8").split("\n")
     twice = [(places[entry], i, entry) for i, entry in enumerate(entries, 1) if places.setdefault(entry, i) != i]
     twice = [found for found in twice if found[2].strip()]
-    if not twice:
-        return ""
-    first, second, entry = twice[0]
-    number = f"has {len(twice):,} entr{'y' if len(twice) == 1 else 'ies'} a second time in its vocab.txt"
-    return f"{number} (the first is {entry!r} in lines {first:,} and {second:,}), where the last one counts"
+    if twice:
+        first, second, entry = twice[0]
+        number = f"has {len(twice):,} entr{'y' if len(twice) == 1 else 'ies'} a second time in its vocab.txt"
+        where = f"the first is {entry!r} in lines {first:,} and {second:,}"
+        return f"{number} ({where}), where the last one counts; {own}"
+    num_lost = num_rows - 1 - max(tokenizer.get_vocab().values())
+    if 0 < num_lost <= _MOST_LOST and num_rows % _PADDED:
+        return (
+            f"has no entries for the last {num_lost} of the model's {num_rows:,} embedding rows, as if as many lines "
+            f"of its vocab.txt were lost, and others had their ids; {own}"
+        )
+    return ""
+
+
+def _find_bare(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Say which special tokens are not put around a text."""
+    ids = tokenizer("a")["input_ids"]
+    tokens = (tokenizer.cls_token, tokenizer.sep_token)
+    lacking = [f"no {token}" for token in tokens if tokenizer.convert_tokens_to_ids(token) not in ids]
+    return f"puts {' and '.join(lacking)} around a text; add its post_processor to tokenizer.json" if lacking else ""
 
 
 def _find_wrong(entries: Sequence[str], normalizer: Any, step: int) -> list[_Rule]:
