@@ -71,7 +71,6 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
 
 def is_finished(run_dir: Place, config: RunOptions) -> bool:
     """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint."""
-    checkpoints = run_dir / "checkpoints"
     if not all((run_dir / name).is_file() for name in ("summary.json", "report.html")):
         return False
     try:
@@ -81,12 +80,13 @@ def is_finished(run_dir: Place, config: RunOptions) -> bool:
     done, train = read_summary(run_dir / "summary.json")["train"], config.train
     limits = [(train.max_steps, "steps"), (train.max_tokens, "tokens"), (train.max_seconds, "wall_seconds")]
     record, step = read_export_record(run_dir / "export"), done["steps"]  # an export is what a job writes last
-    newest = max(list_steps(checkpoints), default=step)  # none: they were deleted to save space
+    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
     if record is None or not newest == record.step == step:
         return False
-    saved = find_latest(checkpoints, step, hashes=False)
-    is_its = saved is None or saved.tensors_sha256 == record.checkpoint_sha256
-    return is_its and any(0 < limit <= done[name] for limit, name in limits)
+    saved = find_latest(run_dir / "checkpoints", step, hashes=False)
+    if saved is not None and saved.tensors_sha256 != record.checkpoint_sha256:
+        return False
+    return any(0 < limit <= done[name] for limit, name in limits)
 
 
 def tell_if_finished(run_dir: Place, config: SettledConfig) -> bool:

@@ -106,24 +106,31 @@ def make_forecast(
         return estimate_rows(sample, make_settings(tokenizer, sample.prepare, length, pairs))
 
     estimates = [[estimate(sample, length) for length in config.train.lengths] for sample in samples]
-    num_steps, read, seconds = 0, list[TextForecast](), 0.0
+    num_steps, texts, seconds = 0, list[TextForecast](), 0.0
     known = [rows for rows in estimates[0] if rows is not None]
     rate, origin = _find_rate(config, measure, known[0] if known else None)
     if len(known) == len(estimates[0]):
         num_steps = count_limited_steps(config, [(rows.num_rows, rows.num_tokens) for rows in known])
         config = config.with_horizon(config.optim.decay_steps or num_steps)
-        read = _count_read(config, num_steps, estimates)
-        num_tokens, limit = sum(text.num_tokens for text in read), config.train.max_seconds
+        texts = _count_read(config, num_steps, estimates)
+        num_tokens, limit = sum(text.num_tokens for text in texts), config.train.max_seconds
         seconds = num_tokens / rate.tokens_per_second if rate.tokens_per_second else 0.0
         if limit and seconds > limit:
             num_steps, seconds = int(num_steps * limit / seconds), limit
-            read = _count_read(config, num_steps, estimates)
-    checkpoint = counts.trainable * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    near_duplicates = count_near_duplicates(samples[0]) if samples[0] is not None else None
-    disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
+            texts = _count_read(config, num_steps, estimates)
     counted = zip(config.texts, (own[0].unknown if own[0] and base else {} for own in estimates), strict=True)
-    unknown = {text.title: find_unknown(counts, config.prepare_for(text)) for text, counts in counted if counts}
-    return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates, unknown)
+    return Forecast(
+        tuple(estimates[0]),
+        tuple(texts),
+        num_steps,
+        rate,
+        origin,
+        seconds,
+        checkpoint_bytes=counts.trainable * BYTES_PER_VALUE * TENSORS_PER_PARAMETER * config.run.keep_checkpoints,
+        export_bytes=counts.total * BYTES_PER_VALUE,
+        near_duplicates=count_near_duplicates(samples[0]) if samples[0] is not None else None,
+        unknown={text.title: find_unknown(tokens, config.prepare_for(text)) for text, tokens in counted if tokens},
+    )
 
 
 def _find_rate(config: RunOptions, measure: Callable[[], StepCost], rows: RowEstimate | None) -> tuple[StepCost, str]:
@@ -140,10 +147,10 @@ def _find_rate(config: RunOptions, measure: Callable[[], StepCost], rows: RowEst
     measured = measure()
     if not measured.tokens_per_second:
         return measured, "the cluster trains, not this machine" if is_cluster() else "no GPU is here to measure on"
-    together = measured.tokens_per_second * (config.scale.most_workers if config.scale.use_gpu is True else 1)
+    rate = measured.tokens_per_second * (config.scale.most_workers if config.scale.use_gpu is True else 1)
     if rows is not None:
-        together *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
-    return replace(measured, tokens_per_second=together), origin
+        rate *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
+    return replace(measured, tokens_per_second=rate), origin
 
 
 def _count_read(

@@ -166,7 +166,7 @@ def describe_other(old: Mapping[str, Any], new: Mapping[str, Any], free: Collect
     Options that are `free` may differ.
     """
     hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
-    told = [change for change in list_differences(old, new) if change[0] not in (*hashes, *free)]
+    told = [(name, *values) for name, *values in list_differences(old, new) if name not in (*hashes, *free)]
     lines = [f"{_name_part(name)} {_tell_change(*values)}" for name, *values in told]
     for name in hashes:
         kind, _, of = name.partition(".")

@@ -318,8 +318,7 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         whole = loss(network, model.device, bf16=bf16, num_chunks=1)
         flops_per_token = count_step(config, whole, model.spec.shape.base_vocab_size, length).flops_per_token
-    has_no_gpu = config.scale.use_gpu is True and model.device.type != "cuda"
-    if has_no_gpu or is_cluster():
+    if is_cluster() or (config.scale.use_gpu is True and model.device.type != "cuda"):
         return StepCost(flops_per_token, 0.0)
     objective = loss(network, model.device, bf16=bf16)
     trainer = SingleProcessTrainer(
