@@ -48,17 +48,17 @@ def fit_workers(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, Resources]:
     room = count_room(nodes, scale.cpus_per_worker or ENOUGH_CPUS, with_gpu=with_gpu)
     # As many as there is room for beside reading tasks do run; the least may have less.
     number = max(scale.least_workers, min(scale.most_workers, room))
-    cpus = scale.cpus_per_worker or share_cpus(
+    share = scale.cpus_per_worker or share_cpus(
         nodes, number, most=4.0 if with_gpu else 1.0, with_gpu=with_gpu, read_cpus=READ_CPUS
     )
-    if not cpus or find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS):
+    if not share or find_shortage(nodes, number, share, with_gpu=with_gpu, read_cpus=READ_CPUS):
         return 0, {}
-    return number, _make_resources(scale, cpus)
+    return number, _make_resources(scale, share)
 
 
-def count_room(nodes: list[Node], cpus: float, *, with_gpu: bool) -> int:
-    """Return how many workers of so many CPUs fit beside a reading task on every node."""
-    return sum(max(0, node.hold(cpus, with_gpu=with_gpu, spare=READ_CPUS)) for node in nodes)
+def count_room(nodes: list[Node], share: float, *, with_gpu: bool) -> int:
+    """Return how many workers of a CPU share fit beside a reading task on every node."""
+    return sum(max(0, node.hold(share, with_gpu=with_gpu, spare=READ_CPUS)) for node in nodes)
 
 
 def check_room(scale: ScaleConfig) -> None:
@@ -85,8 +85,8 @@ def _describe_need(scale: ScaleConfig) -> str:
     return f"--scale.num_workers {scale.num_workers} needs {each} for each worker (--scale.cpus_per_worker)"
 
 
-def _make_resources(scale: ScaleConfig, cpus: float) -> Resources:
-    return {"CPU": cpus, **({"GPU": 1.0} if scale.uses_gpu else {})}
+def _make_resources(scale: ScaleConfig, share: float) -> Resources:
+    return {"CPU": share, **({"GPU": 1.0} if scale.uses_gpu else {})}
 
 
 def count_workers(scale: ScaleConfig) -> tuple[int, Resources]:

@@ -77,10 +77,10 @@ def count_wanted(config: RunOptions) -> int | None:
     train, held_out_frac = config.train, config.prepare.held_out_frac
     longest = train.lengths[-1]
     steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
-    wanted = [limit for limit in (steps * train.global_batch_size * longest, train.max_tokens) if limit]
-    tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
+    limits = [limit for limit in (steps * train.global_batch_size * longest, train.max_tokens) if limit]
+    tokens = max(min(limits, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
     megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
-    return None if config.vocab.size or not wanted or megabytes > 1000 else megabytes  # more than any machine has
+    return None if config.vocab.size or not limits or megabytes > 1000 else megabytes  # more than any machine has
 
 
 @contextlib.contextmanager
