@@ -9,6 +9,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -38,7 +39,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.families.described_sets import read_description
 from domext_ray.search.space import read_space
 
-PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")
+PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md", ".github/guides/*.ipynb")
 PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
 DOCUMENTS = sorted({path for pattern in PLACES for path in REPOSITORY.glob(pattern)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
@@ -99,8 +100,18 @@ class Block:
         return f"{self.document.relative_to(REPOSITORY)}:{self.line}"
 
 
+def read_document(path: Path) -> str:
+    """Return a document; of a notebook its text, and then its code as one block."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"]]
+    text, code = ("\n\n".join(source for source, own in cells if own == kind) for kind in ("markdown", "code"))
+    return f"{text}\n\n```python\n{code}\n```\n"
+
+
 def find_blocks(document: Path) -> Iterator[Block]:
-    lines, start, language = document.read_text(encoding="utf-8").splitlines(), -1, ""
+    lines, start, language = read_document(document).splitlines(), -1, ""
     for number, line in enumerate(lines):
         if line.startswith("```"):
             if start < 0:
@@ -349,7 +360,7 @@ def test_every_yaml_is_read(tmp_path: Path) -> None:
 
 
 def strip_blocks(document: Path) -> str:
-    return re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.sub(r"^```.*?^```", "", read_document(document), flags=re.M | re.S)
 
 
 def test_every_option_in_running_text_is_one() -> None:
@@ -447,7 +458,7 @@ def find_refused(text: str) -> dict[str, str]:
 def test_english_of_documents_help_and_pages_is_plain() -> None:
     assets = REPOSITORY / "domext_ray" / "assets"
     pages = {*DOCUMENTS, *assets.glob("*.md"), *assets.glob("*.html"), *assets.glob("sets/*/README.md")}
-    texts = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in pages}
+    texts = {str(path.relative_to(REPOSITORY)): read_document(path) for path in pages}
     texts[".github/CHANGELOG.md"], *_ = texts[".github/CHANGELOG.md"].split("\n## 0.1.0")  # released as it was written
     texts |= {f"domext {verb} --help_all": format_help(job, is_full=True) for verb, job in VERBS.items()}
     assert not {name: refused for name, text in texts.items() if (refused := find_refused(text))}

@@ -1,13 +1,18 @@
-"""A notebook: its bar, and what it shows of a run and of a mistake."""
+"""A notebook: its bar, what it shows of a run and of a mistake, and the guide that is one."""
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 from report_records import make_records
 from report_records import make_run as make_summarised_run
 
@@ -15,6 +20,8 @@ import domext_ray
 from domext_ray.errors import DomextError
 from domext_ray.progress import StatusLine, draw_bar
 from domext_ray.runtime.stopping import Stopped
+
+GUIDE = REPOSITORY / ".github" / "guides" / "text-to-entities.ipynb"
 
 
 @pytest.fixture
@@ -97,3 +104,50 @@ def test_ipython_shows_both(tmp_path: Path) -> None:
     first, second = done.stdout.split("\n", 1)
     assert first == "seed is 'a'; it must be a whole number." and done.returncode == 0
     assert "'text/html': '<div" in second and "60 steps" in second
+
+
+def read_cells(kind: str) -> list[str]:
+    """The cells of the guide: code, or markdown."""
+    cells = json.loads(GUIDE.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def test_the_guide_is_a_notebook_without_outputs() -> None:
+    """What nbformat asks of version 4.5, and code that any notebook runs: ten lines or so, and public names alone."""
+    notebook = json.loads(GUIDE.read_text(encoding="utf-8"))
+    assert notebook.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"].keys() == {"name", "display_name", "language"}
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[\w-]{1,64}", each) for each in ids)
+    for cell in notebook["cells"]:
+        of_code = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
+        assert cell == {name: cell[name] for name in ("cell_type", "id", "source")} | {"metadata": {}} | of_code
+    code = "\n".join(read_cells("code"))
+    assert len([line for line in code.splitlines() if line]) <= 12
+    nodes = [*ast.walk(ast.parse(code))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported == {"domext_ray", "pandas", "pathlib"}
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "domext_ray"}
+    assert used == {"pretrain", "finetune", "predict"}
+
+
+def run_cell(code: str, names: dict[str, Any]) -> Any:
+    """Run a cell; return what its last expression is, which a notebook shows."""
+    *before, last = ast.parse(code).body
+    assert isinstance(last, ast.Expr)
+    exec(compile(ast.Module(before, []), "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+
+
+@pytest.mark.jobs
+@pytest.mark.timeout(3600)
+def test_the_guide_finds_entities(local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    run, tuned, found = (run_cell(code, names) for code in read_cells("code"))
+    for made, says in ((run, "held-out domain loss"), (tuned, "f1.micro, exported model")):
+        assert says in made._repr_html_() and 'report.html">runs/' in made._repr_html_()
+    assert tuned.scores["test"] > 0.6 and {"start", "end", "label", "text"} < {*found.columns}
+    assert {*found.label} <= {"class", "function", "module", "option", "file"} and len(found) >= 2
