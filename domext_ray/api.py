@@ -1,4 +1,4 @@
-"""The package from Python, in a script or a notebook: what the verbs of `domext` do, as functions.
+"""The package from Python, in a script or a notebook: the verbs of `domext` that make and use models, as functions.
 
 Enters: options by name, as on the command line: `**{"train.max_steps": 100}`, or a group as a dictionary,
 `train={"max_steps": 100}`. They stand on the same presets, and the same pipeline carries them out. Leaves: an object

@@ -27,6 +27,7 @@ from command_lines import load_jobs, read_ray_command
 from conftest import REPOSITORY
 from project_file import read_project_file
 
+import domext_ray
 from domext_ray.commands.help import format_help
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
@@ -343,6 +344,12 @@ def check_names(block: Block) -> None:
                 inspect.signature(called).bind(
                     *node.args, **{keyword.arg: None for keyword in node.keywords if keyword.arg}
                 )
+
+
+def test_the_front_page_names_every_function() -> None:
+    (sentence,) = re.findall(r"^In a notebook .* are functions:$", read_document(REPOSITORY / "README.md"), re.M)
+    functions = {name for name in domext_ray.__all__ if inspect.isfunction(getattr(domext_ray, name))}
+    assert {*re.findall(r"`(\w+)`", sentence)} == functions
 
 
 def test_every_yaml_is_read(tmp_path: Path) -> None:
