@@ -45,7 +45,7 @@ from domext_ray.text.corpus.manifest import (
 from domext_ray.text.corpus.overlap import read_hashes
 from domext_ray.text.corpus.shards import identify_corpus, prepare_corpus
 from domext_ray.text.data.sources import SOURCES, resolve_sources
-from domext_ray.text.vocabulary import tokenizer as tokenizers
+from domext_ray.text.vocabulary import learn as learning
 from domext_ray.text.vocabulary import word_counts
 from domext_ray.text.vocabulary.learn import learn_wordpiece
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -119,7 +119,7 @@ def count(text: Path, base: Path, folder: Path) -> None:
 WORK: dict[str, tuple[Any, str, Callable[[Path, Path, Path], object]]] = {
     "prepared": (shards, "_build", prepare),
     "counted": (word_counts, "_count_words", count),
-    "learned": (tokenizers, "_choose_alphabet", learn),
+    "learned": (learning, "_choose_alphabet", learn),
 }
 
 

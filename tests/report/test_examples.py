@@ -109,7 +109,7 @@ def test_with_new_words_the_base_and_the_untrained_model_are_asked(config: Pretr
     """For a word that is one token of both vocabularies."""
     base = load_base(config.base)
     (tmp_path / "words.txt").write_text("tokenhood\n")
-    known = read_base_vocabulary(config.base, base.folder, base.config.vocab_size)
+    known = read_base_vocabulary(config.base, base.tokenizer, base.config.vocab_size)
     made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), known, tmp_path / "run" / "tokenizer")
     extended = replace(config, method=replace(config.method, trains="extensions"))
     make_run(tmp_path / "run", extended, ModelSpec.of(extended, base).with_tokenizer(made.folder).build(), base)

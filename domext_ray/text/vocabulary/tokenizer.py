@@ -219,7 +219,7 @@ def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path
     if not isinstance(backend.model, models.WordPiece) or not isinstance(backend.normalizer, BertNormalizer):
         return ""
     vocab, special = backend.get_vocab(), set(tokenizer.all_special_tokens)
-    step = -(-len(vocab) // SAMPLE_ENTRIES)
+    step = -(-len(vocab) // JUDGED_ENTRIES)
     entries = [entry.removeprefix(PREFIX) for entry, i in vocab.items() if i % step == 0 and entry not in special]
     wrong = _find_wrong(entries, backend.normalizer, step)
     if not wrong:
