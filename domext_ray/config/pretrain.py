@@ -425,8 +425,7 @@ class EngineConfig:
 
         ZeRO-3 gathers a layer's parameters as it is written, and so does a compiler fuse it.
         """
-        is_wanted = on_gpu if self.joined == "auto" else self.joined
-        return is_wanted and self.zero_stage < 3 and not self.compile
+        return (on_gpu if self.joined == "auto" else self.joined) and self.zero_stage < 3 and not self.compile
 
 
 @option_group

@@ -140,8 +140,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     """
     local = find_local_base(base)
     folder = local or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
-    source = base, next_sentence, _stamp(folder)
-    if (held := _held.get(source)) is not None:
+    key = base, next_sentence, _stamp(folder)
+    if (held := _held.get(key)) is not None:
         return held
     if not (folder / "config.json").is_file():
         raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
@@ -186,7 +186,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     heads = tuple(head for head in HEADS if any(name.startswith(head) for name in tensors))
     wrong_rules = find_wrong_rules(tokenizer, base, folder, config.vocab_size)
     found = Base(base, config, heads, hash_tensors(tensors), wrong_rules, BaseFiles(folder, tokenizer, tensors, names))
-    _held[source if local else (base, next_sentence, _stamp(folder))] = found  # the hub's weights are there now
+    _held[key if local else (base, next_sentence, _stamp(folder))] = found  # the hub's weights are there now
     return found
 
 

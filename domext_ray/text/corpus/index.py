@@ -61,7 +61,7 @@ class DocumentIndex:
             is_repeated = np.diff(words[order]) == 0
             self.keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
         if self.held_out_by == "file":
-            parts = [part for task in files for part in task]
+            parts = [*itertools.chain.from_iterable(files)]
             hold_out_files(self.keep, self.hashes, parts, self.held_out_frac, is_held_out)
         elif self.held_out_by == "block":
             hold_out_blocks(self.keep, self.held_out_frac, is_held_out)

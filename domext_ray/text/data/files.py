@@ -143,7 +143,7 @@ def find_files(spec: str, *, by_names: bool = True) -> tuple[list[SourceFile], l
         if key in files:
             repeated[file.path] = None
         files.setdefault(key, file)
-    if not any(source.size for source in files.values()):
+    if not any(file.size for file in files.values()):
         raise CorpusError(f"--corpus {spec!r} is empty; give {READABLE} that has content.")
     return list(files.values()), list(repeated)
 
@@ -158,7 +158,7 @@ def _find_files(entry: str, *, by_names: bool = True) -> list[SourceFile]:
     for file in files:
         if file.path.lower().endswith(_UNREADABLE):
             raise CorpusError(f"--corpus {entry!r} includes {file.path}, whose format cannot be read; give {READABLE}.")
-    return sorted(files, key=lambda source: source.path)
+    return sorted(files, key=lambda file: file.path)
 
 
 def check_addresses(spec: str) -> None:

@@ -127,7 +127,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
         tell_remains(sample.spec, sample.named)
     dropped, documents = sample.dropped, sample.documents
-    has_docs = any(source.kind == PACKAGE_DOCS for source in files)  # which are text
+    has_docs = any(file.kind == PACKAGE_DOCS for file in files)  # which are text
     if sample.frac == 1 or (
         dropped.num_not_text == dropped.count_rows(len(documents)) and not has_docs
     ):  # else only a reading of all of it says which share holds no text

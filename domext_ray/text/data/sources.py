@@ -116,7 +116,7 @@ def resolve_sources(spec: str, prepare: PrepareConfig, folder: Place | None = No
 
 def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequence[str] = LINES) -> Iterator[ReadTask]:
     """Cut large files of some kinds into ranges and join small files, in order."""
-    task_bytes = max(prepare.shard_bytes, -(-sum(source.size for source in files) // MOST_TASKS))
+    task_bytes = max(prepare.shard_bytes, -(-sum(file.size for file in files) // MOST_TASKS))
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
