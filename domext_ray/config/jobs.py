@@ -35,6 +35,7 @@ from domext_ray.config.options.declare import (
     check_place,
     filled,
     free,
+    later,
     option_group,
     place,
     require,
@@ -247,6 +248,8 @@ class StudyConfig(SeveralSets):
     seed: NonNegativeInt = free(0)  # the first run's seed; the others count up from it
     # peak rates, from which each method uses its best; empty: the presets' rates
     rates: Main[Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT]] = ()
+    # what chooses the rate: loss, bits of held-out text; or dev, after fine-tuning, the mean over --tasks
+    rates_by: Literal["loss", "dev"] = later("loss")
     # share of --seconds or --tokens for a run that tries a rate
     tune_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     # general text that no model was trained on, to measure forgetting
@@ -281,6 +284,8 @@ class StudyConfig(SeveralSets):
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(self.base != "none", "base", self.base, "a name, a folder or a hub id")
         require(len(self.rates) != 1, "rates", self.rates, "two or more, or left out")
+        has_dev = bool(self.rates and self.tasks) or self.rates_by == "loss"
+        require(has_dev, "rates_by", self.rates_by, "loss without --rates and --tasks")
         check_limits(self.train, self.optim)
         require(self.optim.lr == OptimConfig.lr, "optim.lr", self.optim.lr, "left out: presets have it, or --rates")
         check_batch(self.train, self.scale)

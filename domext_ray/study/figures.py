@@ -70,7 +70,9 @@ class ArmRuns:
     summaries: dict[int, dict[str, Any]]  # content of summary.json by seed, the same seeds for every method
     retained: Mapping[int, float] = field(default_factory=dict)  # accuracy on general text by seed; empty: none
     family: str = ""  # empty: the name
-    tried: Mapping[float, float | None] = field(default_factory=dict)  # bits per character by rate; None: diverged
+    # bits per character, or the mean on dev, by rate; None: diverged
+    tried: Mapping[float, float | None] = field(default_factory=dict)
+    tried_by: str = "loss"  # `StudyConfig.rates_by`, which says what these figures are
 
     @property
     def family_name(self) -> str:

@@ -43,6 +43,8 @@ _BITS, _ACCURACY = ("domain", "bits_per_character"), ("general", "mlm_accuracy")
 _PARAMETER_BYTES = 4  # fp32, of what trained: all that has to be kept beside the base
 _LOST = {PROBE: "points_lost", TEXT: "text_points_lost"}
 """What results.json calls points lost, by measure."""
+_BY_RATE = {"loss": "bits_per_character_by_rate", "dev": "dev_by_rate"}
+"""What it calls the figures of rates, by --rates_by."""
 
 
 def format_study(study: Study) -> str:
@@ -75,7 +77,10 @@ def format_study(study: Study) -> str:
             if result.runs.tried and result.runs.learning_rate in (min(result.runs.tried), max(result.runs.tried))
         ],
         diverged=[
-            f"{result.name} {rate:g}" for result in results for rate, bits in result.runs.tried.items() if bits is None
+            f"{result.name} {rate:g}"
+            for result in results
+            for rate, figure in result.runs.tried.items()
+            if figure is None
         ],
         left_out=list(study.left_out),
     )
@@ -254,7 +259,7 @@ def _describe_method(result: ArmResult, rival: ArmResult | None) -> dict[str, An
         "trains": runs.trains,
         "budget": runs.budget,
         "learning_rate": runs.learning_rate,
-        "bits_per_character_by_rate": {str(rate): bits for rate, bits in runs.tried.items()},
+        _BY_RATE[runs.tried_by]: {str(rate): figure for rate, figure in runs.tried.items()},
         "method": summaries[0]["method"],
         "seeds": list(runs.summaries),
         **{name: [summary["parameters"][name] for summary in summaries] for name in ("trainable", "trainable_frac")},

@@ -1,16 +1,14 @@
-"""The runs of a study: each ends at rate 0 when its seconds or tokens do; rates are tried; general text is asked.
+"""The runs of a study: each ends at rate 0 when its seconds or tokens do; general text is asked.
 
-Enters: arms, and where the study lives. Leaves: a run directory for each arm and seed, rates/ with what every
-rate reached, and retention/ and retention-routed/ with what each model predicts of general text.
+Enters: arms, and where the study lives. Leaves: a run directory for each arm and seed, and retention/ and
+retention-routed/ with what each model predicts of general text.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +16,11 @@ from domext_ray.config.jobs import ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
-from domext_ray.errors import DivergenceError, ReportError, TrainingError
+from domext_ray.errors import ReportError
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import is_finished
-from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
-from domext_ray.runtime.trials import Ledger, Step, Trial, run_here
 from domext_ray.storage import Place
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained
@@ -52,7 +48,8 @@ class Workplace:
         """Give a run its directory in the study; all runs share the prepared corpora."""
         run = replace(self.config.run, name=name, dir=str(self.paths.run))
         half: Any = "first" if name.startswith("rate-") else "second"  # a rate is chosen on other text than is reported
-        config = replace(config, train=replace(config.train, eval_half=half if self.config.rates else "both"))
+        is_cut = self.config.rates and self.config.rates_by == "loss"
+        config = replace(config, train=replace(config.train, eval_half=half if is_cut else "both"))
         return replace(config, run=run, prepare=replace(config.prepare, cache_dir=str(self.paths.corpora)))
 
 
@@ -99,42 +96,6 @@ def get_or_learn_words(place: Workplace, arm: Arm) -> Arm:
     assert vocabulary is not None, "no dry run"
     words = replace(arm.config.vocab, size=0, words=str(vocabulary.folder), extend="", protected="")
     return replace(arm, config=replace(arm.config, vocab=words))
-
-
-def try_rates(place: Workplace, arm: Arm) -> dict[float, float | None]:
-    """Train an arm at every rate for a part of the budget, on the first seed; the models are not kept.
-
-    Returns by rate the bits per character of held-out text afterwards; None where training diverged.
-    """
-    trials = [Trial(f"{arm.name}-{rate}", {"method": arm.name, "rate": rate}) for rate in sorted(place.config.rates)]
-    ledger = Ledger(place.paths.run / "rates")
-    outcomes = run_here(trials, lambda trial: _try_rate(place, arm, trial), ledger, DivergenceError)
-    for trial, folder in itertools.product(trials, ("checkpoints", "export", "ray")):
-        shutil.rmtree(place.locate(f"rate-{trial.name}") / folder, ignore_errors=True)
-    if not any(outcome.steps for outcome in outcomes):
-        raise TrainingError(f"training of {arm.name} diverged at every rate of --rates; give lower ones.")
-    return {outcome.config["rate"]: outcome.steps[0]["bits"] if outcome.steps else None for outcome in outcomes}
-
-
-def choose_rate(tried: Mapping[float, float | None]) -> float:
-    """Return the rate that learns most: after it held-out text takes the fewest bits; of equal ones the lowest."""
-    return min((bits, rate) for rate, bits in tried.items() if bits is not None)[1]
-
-
-def set_rate(arm: Arm, rate: float) -> Arm:
-    """Return an arm with another peak rate."""
-    return replace(arm, config=replace(arm.config, optim=replace(arm.config.optim, lr=rate)))
-
-
-def _try_rate(place: Workplace, arm: Arm, trial: Trial) -> Step:
-    rate, name = trial.config["rate"], f"rate-{trial.name}"
-    print(f"\n{arm.name} at rate {rate:g}, for {place.config.tune_frac:.0%} of the time or tokens", flush=True)
-    try:
-        train_run(place, limit_run(place.config, set_rate(arm, rate).config, place.config.tune_frac), name)
-        return {"bits": read_summary(place.locate(name) / "summary.json")["domain"]["bits_per_character"]["after"]}
-    except DivergenceError as error:
-        print(f"{arm.name} diverges at rate {rate:g}: {error}", flush=True)
-        raise
 
 
 def measure_retention(

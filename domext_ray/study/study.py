@@ -38,18 +38,16 @@ from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_confi
 from domext_ray.study.figures import ArmRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
 from domext_ray.study.picture import draw_curves, draw_scores, draw_study
+from domext_ray.study.rates import choose_rate, set_rate, try_rates
 from domext_ray.study.runs import (
     BASE,
     Workplace,
-    choose_rate,
     get_or_learn_words,
     limit_run,
     measure_retention,
     name_run,
-    set_rate,
     train_base,
     train_run,
-    try_rates,
 )
 from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_curves, read_scores
 from domext_ray.text.data.sample import check_corpus
@@ -206,7 +204,7 @@ def _run_all(
     write_run(folder, identity={**(read_identity(folder) or {}), **identity})
     ready = [get_or_learn_words(place, arm) for arm in arms.values()]
     rates: Rates = {arm.name: try_rates(place, arm) for arm in ready if config.rates}
-    ready = [set_rate(arm, choose_rate(rates[arm.name])) if rates else arm for arm in ready]
+    ready = [set_rate(arm, choose_rate(rates[arm.name], config.rates_by)) if rates else arm for arm in ready]
     text = ""
     for i in range(config.seeds):
         seed, is_new = config.seed + i, False
@@ -228,7 +226,7 @@ def _write_results(
     text = format_study(study)
     asked = {
         name: getattr(config, name)
-        for name in ("budget", "budgets", "seconds", "tokens", "tokens_by_method", "rates", "tune_frac")
+        for name in ("budget", "budgets", "seconds", "tokens", "tokens_by_method", "rates", "rates_by", "tune_frac")
     }
     write_json(folder / "results.json", {"seeds": list(seeds), **asked, **to_results(study)})
     write_text(folder / "comparison.md", text)
@@ -260,6 +258,7 @@ def _read_study(
                 {seed: accuracies[name] for seed, name in own.items()} if asks else {},
                 family=arm.preset,
                 tried=rates.get(arm.name, {}),
+                tried_by=place.config.rates_by,
             )
         )
     routed = [method for method in runs if method.has_router]
@@ -291,8 +290,11 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     if not config.rates:
         return setting
     tried = ", ".join(f"{rate:g}" for rate in sorted(config.rates))
-    return (
-        f"{setting} Of the rates {tried} each method has the one after which one half of the held-out text took the "
-        f"fewest bits, in a run of the first seed with {config.tune_frac:.0%} of the "
-        f"{'time' if config.seconds else 'tokens'}; figures are those of the other half."
-    )
+    run = f"in a run of the first seed with {config.tune_frac:.0%} of the {'time' if config.seconds else 'tokens'}"
+    if config.rates_by == "loss":
+        found, ending = "one half of the held-out text took the fewest bits", "; figures are those of the other half"
+    else:
+        number = len(config.tasks)
+        mean = f" (the mean of {number} sets)" if number > 1 else ""
+        found, ending = f"fine-tuning on {config.sizes[-1]} labels had the best figure on dev{mean}", ""
+    return f"{setting} Of the rates {tried} each method has the one after which {found}, {run}{ending}."

@@ -106,10 +106,15 @@ class _SomeLabels:
         """Return what a fine-tuning run is called; of the base one with all labels is enough for all seeds."""
         return BASE if arm == BASE and self.size == ALL else name_run(arm, self.place.config.seed + self.number)
 
-    def locate(self, arm: str) -> Place:
-        """Return where a method's model is fine-tuned: tasks/SET/RUN, or tasks/SET/SIZE/RUN."""
+    @property
+    def folder(self) -> Place:
+        """Where models are fine-tuned: tasks/SET, or tasks/SET/SIZE."""
         folder = self.place.paths.run / FOLDER / name_set(self.place.config, self.i)
-        return (folder if self.size == ALL else folder / str(self.size)) / self.name_model(arm)
+        return folder if self.size == ALL else folder / str(self.size)
+
+    def locate(self, arm: str) -> Place:
+        """Return where a method's model is fine-tuned."""
+        return self.folder / self.name_model(arm)
 
     def configure(self) -> FinetuneConfig:
         """Return how models are fine-tuned: with few labels in as many steps as with all."""
@@ -184,9 +189,11 @@ def over_models(samples: Sequence[Resampled]) -> Resampled:
 def count_trainings(config: StudyConfig, new_words: Sequence[bool]) -> int:
     """Return how many fine-tunings a study has; `new_words` says of each method whether it has some."""
     grid = config.finetune.grid
-    num_tuned = sum(len(grid.list_points(new_words=has_some)) - 1 for has_some in (False, *new_words))
-    trained = (len(new_words) + 1) * config.seeds * grid.restarts + num_tuned
-    return len(config.tasks) * len(config.sizes) * trained
+    points = [len(grid.list_points(new_words=has_some)) for has_some in (False, *new_words)]
+    trained = len(config.sizes) * sum(config.seeds * grid.restarts + number - 1 for number in points)
+    if config.rates_by == "dev":
+        trained += len(config.rates) * grid.restarts * sum(points[1:])
+    return len(config.tasks) * trained
 
 
 def _configure(config: StudyConfig, i: int) -> FinetuneConfig:
@@ -213,10 +220,27 @@ def _choose_point(own: _SomeLabels, arm: str, trial: Trial) -> Step:
 
 
 def _run(own: _SomeLabels, arm: str, grid: GridConfig) -> None:
-    place, folder = own.place, own.locate(arm)
-    model = place.config.base if arm == BASE else str(place.locate(folder.name))
-    run = PlaceConfig(name=folder.name, dir=str(folder.parent))
+    name = own.name_model(arm)
+    _run_model(own, own.place.config.base if arm == BASE else str(own.place.locate(name)), name, grid)
+
+
+def _run_model(own: _SomeLabels, model: str, name: str, grid: GridConfig) -> None:
+    run = PlaceConfig(name=name, dir=str(own.folder))
     run_finetuning(replace(own.configure(), model=model, grid=grid, run=run))
+
+
+def score_on_dev(place: Workplace, name: str) -> float:
+    """Fine-tune a run's model on each set, with the most labels, and return the mean over sets of the figures on dev.
+
+    A set's is that of the point of the grid that dev chose, the mean over its restarts; test has no part in it.
+    """
+    found = []
+    for i in range(len(place.config.tasks)):
+        own = _SomeLabels(place, i, place.config.sizes[-1], 0)
+        print(f"\n{own.title}: {name}", flush=True)
+        _run_model(own, str(place.locate(name)), name, own.configure().grid)
+        found.append(read_finetuned(own.folder / name).summary["restarts"]["dev"]["mean"])
+    return float(np.mean(found))
 
 
 def _average(found: Sequence[SetScores]) -> SetScores:

@@ -287,6 +287,43 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
         run_study(replace(config, rates=(1e-4, 1e-3)))
 
 
+def test_each_method_may_take_the_rate_that_is_best_on_dev(
+    runs: FakeRuns, tuned: FakeFinetunings, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On held-out text 1e-3 is best (`FakeRuns`), on dev 1e-4."""
+    places = [str(write_ner(tmp_path / name, (8, 4, 4))) for name in ("one", "two")]
+    sets = ("--tasks", "ner,ner", "--data", ",".join(places), "--seeds", "1", "--finetune.grid.lr", "1e-4,1e-3")
+    config = small("--rates", "0.1,1e-4,1e-3", "--rates_by", "dev", *sets)
+    run_study(replace(config, dry_run=True))
+    # of each set the base and two models, twice each, and of each of two methods three rates at two points
+    assert f"; {2 * (3 * 2 + 2 * 3 * 2)} fine-tunings follow" in capsys.readouterr().out
+    runs.left = 3
+    with pytest.raises(KeyboardInterrupt):
+        run_study(config)
+    assert tuned.list_new() == [f"ner-{i}/rate-full-{rate} (0.0001, 0.001) 1" for rate in (1e-4, 1e-3) for i in (0, 1)]
+    runs.left = 10**6
+    folder = run_study(config)
+    tried = [name for name in tuned.list_new() if "/rate-" in name]
+    assert tried == [f"ner-{i}/rate-af-{rate} (0.0001, 0.001) 1" for rate in (1e-4, 1e-3) for i in (0, 1)]
+    assert [made.optim.lr for made in runs.made[-2:]] == [1e-4, 1e-4]
+    assert {made.train.eval_half for made in runs.made} == {"both"}, "held-out text chooses nothing"
+    results = json.loads((folder / "results.json").read_text())
+    mean = {rate: pytest.approx(0.5 - 0.11 * math.log10(float(rate)) / 2) for rate in ("0.0001", "0.001")}
+    assert results["methods"]["af"]["dev_by_rate"] == {**mean, "0.1": None}
+    assert results["rates_by"] == "dev" and "bits_per_character_by_rate" not in results["methods"]["af"]
+    said = "the one after which fine-tuning on all labels had the best figure on dev (the mean of 2 sets), in a run"
+    assert said in (folder / "comparison.md").read_text()
+    with pytest.raises(RunError, match=r"--rates_by was dev and is left out now"):
+        run_study(replace(config, rates_by="loss"))
+    run_study(replace(config, tasks=("ner",), data=(places[1],)))
+    assert {name.partition(" ")[0] for name in tuned.list_new() if "/rate-" in name} == {
+        f"ner/rate-{name}-{rate}" for name in ("full", "af") for rate in (1e-4, 1e-3)
+    }, "another mean is another question"
+    for flags in (("--rates", "1e-4,1e-3"), sets):
+        with pytest.raises(ConfigError, match="--rates_by is 'dev'; it must be loss without --rates and --tasks"):
+            small("--rates_by", "dev", *flags)
+
+
 def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
     runs: FakeRuns, small: Make, tmp_path: Path
 ) -> None:
@@ -338,11 +375,18 @@ class FakeFinetunings:
         summary = {
             "set": {"name": config.task, "sha256": config.data, "examples": {"train": few or 80}},
             **{"metric": "f1.micro", "dev": {}},
-            **{"test": {"clusters": 50}, "restarts": {"seeds": seeds, "test": {"values": values}}},
+            "test": {"clusters": 50},
+            "restarts": {"seeds": seeds, "test": {"values": values}, "dev": {"mean": self.score_dev(config)}},
             "best": {"point": {**best, "seed": config.seed}},
         }
         (folder / "summary.json").write_text(json.dumps(summary))
         return folder
+
+    def score_dev(self, config: FinetuneConfig) -> float:
+        """The lower the rate of pre-training is, the better is the model, on the second of two sets much more so."""
+        is_tried = config.run.name.startswith("rate-")
+        factor = 0.1 if config.run.dir.endswith("ner-1") else 0.01
+        return 0.5 - factor * math.log10(float(config.run.name.rpartition("-")[2])) if is_tried else 0.5
 
     def list_new(self) -> list[str]:
         """What was made since it was last asked, by set, with rates and restarts."""
@@ -592,6 +636,30 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
         found.append(json.loads((folder / "s" / "results.json").read_text()))
     assert losses[0] == losses[1] and len(losses[0]) == 2
     check_found(tmp_path / "whole" / "s", found)
+
+
+@pytest.mark.jobs
+@pytest.mark.timeout(3600)
+def test_a_killed_study_that_chooses_rates_on_dev_goes_on(
+    tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    """The real thing, killed with all its processes as a tried model is fine-tuned."""
+    command = build_command(tiny_base_folder, text_file, tmp_path)
+    command += ["--methods", "full_kept", "--rates_by", "dev", "--labels", "20,40", "--retention", ""]
+    folder = tmp_path / "s"
+    process, begun = start_job(command), folder / "tasks" / "ner" / "40" / "rate-full_kept-0.003" / "trainings"
+    while not begun.exists():
+        assert process.poll() is None, "the study ended before it was killed"
+        time.sleep(0.02)
+    kill_job(process)
+    for said in ("] full_kept, seed 0", "full_kept-seed0 is finished"):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert result.returncode == 0 and said in result.stdout, result.stderr[-3000:]
+    assert "at rate" not in result.stdout, "what was tried is not tried again"
+    found = json.loads((folder / "results.json").read_text())["methods"]["full_kept"]
+    tuned = {rate: begun.parent.parent / f"rate-full_kept-{rate}" / "summary.json" for rate in ("0.001", "0.003")}
+    dev = {rate: json.loads(path.read_text())["restarts"]["dev"]["mean"] for rate, path in tuned.items()}
+    assert found["dev_by_rate"] == dev and found["learning_rate"] == float(max(dev, key=lambda rate: dev[rate]))
 
 
 def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
