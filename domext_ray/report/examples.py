@@ -27,7 +27,7 @@ from domext_ray.text.data.documents import split_sentences
 from domext_ray.text.vocabulary.tokenizer import group_pieces, load_tokenizer, make_backend
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.router import read_records
-from domext_ray.training.start import RebuiltRun, apply_start, rebuild_run
+from domext_ray.training.start import RebuiltRun, apply_start, find_base_beside, rebuild_run
 
 NUM_EXAMPLES = 8
 NUM_GUESSES = 3
@@ -86,9 +86,9 @@ def make_examples(run_dir: Place, manifest: Manifest) -> list[Example]:
     run = rebuild_run(run_dir)
     if run.config.objective.kind != "masked":
         return []
-    base, start = run.spec.base, _rebuild_start(run, run_dir)
+    base, start = find_base_beside(run.config, run.spec), _rebuild_start(run, run_dir)
     tokenizers, asked = [run.tokenizer], list[tuple[str, Any, int, dict[str, str]]]()
-    if base is not None and base.has_mlm_head and not (run.spec.begins_as_base or run.config.init_from):
+    if base is not None:
         tokenizers += [load_tokenizer(base.folder)] if run.spec.new_words else []
         asked += [("before", build_base(base, torch.device("cpu")), len(tokenizers) - 1, {})]
     asked += [(UNTRAINED if asked else "before", start, 0, {}), ("after", run.model, 0, {})]

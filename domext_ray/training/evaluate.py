@@ -35,8 +35,8 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
 from domext_ray.errors import CorpusError
 from domext_ray.files import ASSETS
+from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import BASE_NAME
-from domext_ray.model.spec import ModelSpec
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.text.data.draws import hash_counters
@@ -301,16 +301,12 @@ def _ask_words(
 
 
 def build_base_evaluations(
-    config: SettledConfig, spec: ModelSpec, manifest: Manifest, own: Evaluations, batch_size: int
-) -> Evaluations | None:
-    """Build what a run's base itself is asked, given what its model is; None: the model begins as its base.
+    config: SettledConfig, base: Base, manifest: Manifest, own: Evaluations, batch_size: int, *, new_words: bool
+) -> Evaluations:
+    """Build what the base itself is asked of a run that is asked its `own`; of pairs the order is left out.
 
-    With new words it is what compares between vocabularies, in the base's own; of pairs the order is left out. None,
-    too, where the base fills no masks, or the run goes on from another one.
+    With new words that is what compares between vocabularies, in the base's own.
     """
-    base, fills_masks = spec.base, config.objective.kind == "masked"
-    if base is None or not (base.has_mlm_head and fills_masks) or spec.begins_as_base or config.init_from:
-        return None
-    if not spec.new_words:
-        return replace(own, domain=NOTHING) if config.objective.next_sentence else own
-    return _ask_words(Evaluations(NOTHING), config, manifest, load_tokenizer(base.folder), batch_size)
+    if new_words:
+        return _ask_words(Evaluations(NOTHING), config, manifest, load_tokenizer(base.folder), batch_size)
+    return replace(own, domain=NOTHING) if config.objective.next_sentence else own

@@ -36,6 +36,7 @@ from domext_ray.training.ranks import Ranks
 from domext_ray.training.records import PartFigures
 from domext_ray.training.router import attach_routers, read_records, wants_router
 from domext_ray.training.run import Run
+from domext_ray.training.start import find_base_beside
 
 BASE_SCORES = "base_scores"
 """What checkpoints carry of the evaluation of step 0, in the state of their trainer."""
@@ -104,11 +105,11 @@ class Measures:
 
     def _measure_base(self) -> dict[str, Any]:
         """Score the base itself, where the model does not begin as it: in a model that is there for that alone."""
-        config, base, device = self.run.config, self.run.spec.base, self.engine.device
-        sizes = resolve_micro_batch_sizes(config, self.engine.world_size)
-        sets = build_base_evaluations(config, self.run.spec, self.run.inputs.domain, self.sets, sizes[0])
-        if base is None or sets is None:
+        config, spec, device = self.run.config, self.run.spec, self.engine.device
+        if (base := find_base_beside(config, spec)) is None:
             return {}
+        sizes, text = resolve_micro_batch_sizes(config, self.engine.world_size), self.run.inputs.domain
+        sets = build_base_evaluations(config, base, text, self.sets, sizes[0], new_words=bool(spec.new_words))
         bf16, num_chunks = config.engine.uses_bf16, count_chunks(config, base.config.vocab_size, sizes)
         model = build_base(base, device, config.engine)
         loss = MaskedLoss(cast(nn.Module, model), device, bf16=bf16, num_chunks=num_chunks)

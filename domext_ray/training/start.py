@@ -98,6 +98,16 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Place) -> 
                 param.copy_(value)
 
 
+def find_base_beside(config: RunOptions, spec: ModelSpec) -> Base | None:
+    """Return the base that a run's model does not begin as, which is then asked itself what it predicts.
+
+    None: the model begins as its base, the base fills no masks, or the run goes on from another one.
+    """
+    base = spec.base
+    is_apart = base is not None and base.has_mlm_head and not (spec.begins_as_base or config.init_from)
+    return base if is_apart and config.objective.kind == "masked" else None
+
+
 def pick_fixed(model: DomextForMaskedLM, names: Iterable[str]) -> dict[str, Tensor]:
     """Return copies of those tensors that do not train: checkpoints must carry what was changed of them."""
     own = _name_tensors(model)

@@ -509,11 +509,10 @@ def test_the_base_itself_is_measured_where_a_model_begins_otherwise(task: Run, t
             assert [base[name] for name in asked] == pytest.approx([start[f"eval/{name}"] for name in asked])
             assert all(math.isnan(value) == (name not in asked) for name, value in base.items())
             assert record["eval/domain_bits_per_character"] != pytest.approx(base["domain_bits_per_character"])
-        worker = begin(plain, tmp_path / "pairs", method=MethodConfig(heads=1, ffn_units=8, init="paper"))
+        sets = begin(plain, tmp_path / "pairs").measures.sets
     of_pairs = replace(plain.config, objective=ObjectiveConfig(next_sentence=True))
-    spec, sets = worker.measures.run.spec, worker.measures.sets
-    asked = build_base_evaluations(of_pairs, spec, plain.inputs.domain, sets, 4)
-    assert asked == replace(sets, domain=NOTHING), "the base alone does not tell the order of pairs"
+    found = build_base_evaluations(of_pairs, load_base(config.base), plain.inputs.domain, sets, 4, new_words=False)
+    assert found == replace(sets, domain=NOTHING), "the base alone does not tell the order of pairs"
 
 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
