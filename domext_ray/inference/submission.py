@@ -19,6 +19,7 @@ from typing import Any
 
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import list_shipped, read_description
+from domext_ray.families.readers.issues import as_offset
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, name_input, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
@@ -29,6 +30,8 @@ from domext_ray.text.data.readers import part_values, read_rows
 
 Values = Mapping[str, Any]
 _ROLES = ("text", "pair")
+_INDICES = ("index", "idx")
+"""What GLUE and `datasets` call the column of a row's place."""
 
 
 def _add_label(row: Values, record: Values) -> dict[str, Any]:
@@ -125,6 +128,8 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
         blank = [role for role, value in example.values.items() if not isinstance(value, str) or not value.strip()]
         if blank:
             raise CorpusError(f"{path}: row {example.line} has no {blank[0]}; {name} needs a prediction of every row.")
+    if name.endswith(".tsv"):
+        rows = [_drop_index(row, i, path, name) for i, row in enumerate(rows)]
     digest = hashlib.sha256(json.dumps([name, rows], sort_keys=True).encode()).hexdigest()
     return SubmissionInput(cut_rows(rows, block_rows), digest, name, tuple(rows), examples)
 
@@ -145,7 +150,7 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Values
             raise CorpusError(f"{file.path} is no JSON ({error}); give the benchmark's own test file.") from error
     else:
         columns = [name for names in description.columns.values() for name in names if isinstance(name, str)]
-        read = read_rows(file, columns, lambda *_: None, max_bytes=MAX_ROW_BYTES)
+        read = read_rows(file, [*columns, *_INDICES], lambda *_: None, max_bytes=MAX_ROW_BYTES)
         found = []
         for row in read:
             if row.fault:
@@ -154,6 +159,17 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Values
     if not found or not all(isinstance(value, dict) for value in found):
         raise CorpusError(f"{file.path} is no list of rows with fields; give the benchmark's own test file.")
     return file.path, found
+
+
+def _drop_index(row: Values, place: int, path: str, name: str) -> Values:
+    """Return a row without its index, which must be its place."""
+    index = next((row[key] for key in _INDICES if key in row), place)
+    if as_offset(index) != place:
+        raise CorpusError(
+            f"{path}: row {place + 1} has the index {index!r}, and not {place}; {name} needs the benchmark's own test "
+            "file, whole and in its order."
+        )
+    return {key: value for key, value in row.items() if key not in _INDICES}
 
 
 def _name_roles(row: Values, description: SetDescription) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def submit(start: StartModel, folder: Path, family: str, name: str, rows: list[A
 def test_glue_gets_a_table_of_indices_and_words(start: StartModel, tmp_path: Path) -> None:
     labels = ("entailment", "not_entailment")
     pairs = tuple(LabelledText(str(i), f"t:{i}", TEXT, "a cat", labels[i % 2]) for i in range(8))
-    rows = [("index", "question", "sentence"), *((i, f'what "is {i}', TEXT) for i in (7, 3, 5))]
+    rows = [("index", "question", "sentence"), *((i, f'what "is {i}', TEXT) for i in range(3))]
     own = {"train": pairs, "dev": pairs, "test": (), "labels": labels}
     made = submit(start, tmp_path / "qnli", "classification", "QNLI.tsv", rows, **own)
     lines = [line.split("\t") for line in made.splitlines()]
@@ -104,6 +104,10 @@ def test_what_no_server_takes_is_one_sentence(start: StartModel, tmp_path: Path)
         ("index\tquestion\nx\twhat\n", "row 1 has no pair; QNLI.tsv needs a prediction of every row"),
         ("index\tquestion\tsentence\n0\twhat\t \n", "row 1 has no pair"),
         ("index\tquestion\tsentence\n", "no list of rows"),
+        (
+            "index\tquestion\tsentence\n0\twhat\ta\n2\twhat\tb\n",
+            "row 2 has the index '2', and not 1; QNLI.tsv needs the",
+        ),
     ):
         test.write_text(content)
         with pytest.raises(CorpusError, match=message):
