@@ -19,7 +19,7 @@ from typing import Any
 
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import list_shipped, read_description
-from domext_ray.families.readers.issues import as_offset
+from domext_ray.families.readers.cells import as_offset
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, name_input, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
