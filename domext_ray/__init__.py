@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from domext_ray.adapters.bank import AdapterBank
     from domext_ray.api import FinetunedRun, Run, compare, embed, finetune, load, predict, prepare, pretrain, sweep
     from domext_ray.errors import DomextError
+    from domext_ray.models.bank import AdapterBank
 
     __version__: str
 
@@ -30,7 +30,7 @@ __all__ = [
     "sweep",
 ]
 
-_HOMES = {"AdapterBank": "adapters.bank", "DomextError": "errors"}
+_HOMES = {"AdapterBank": "models.bank", "DomextError": "errors"}
 """Modules of the names that are not in `api`."""
 
 

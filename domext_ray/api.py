@@ -113,7 +113,7 @@ class FinetunedRun(Run):
         Raises:
             RunError: it has not ended, or the file is damaged.
         """
-        from domext_ray.downstream.finetune.finetuned import read_finetune_summary
+        from domext_ray.finetuning.finetuned import read_finetune_summary
 
         return read_finetune_summary(self._place)
 
@@ -125,7 +125,7 @@ class FinetunedRun(Run):
     @property
     def scores(self) -> dict[str, float]:
         """That figure of the chosen model on dev and, where the set has one, on test."""
-        from domext_ray.downstream.finetune.output import get_figure
+        from domext_ray.finetuning.output import get_figure
 
         summary = self.summary
         splits = (split for split in ("dev", "test") if summary[split])
@@ -137,7 +137,7 @@ class FinetunedRun(Run):
         return str(self.summary.get("against", {}).get("verdict", ""))
 
     def _tabulate(self) -> Table:
-        from domext_ray.downstream.finetune.output import tabulate_summary
+        from domext_ray.finetuning.output import tabulate_summary
 
         table = tabulate_summary(self.summary)
         return replace(table, notes=[*table.notes, self.verdict])

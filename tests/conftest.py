@@ -61,7 +61,7 @@ SHAPE = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole jobs and trainings first: the files that two processes end with are short ones."""
-    long = "jobs methods golden training downstream config adapters search data corpus vocabulary study".split()
+    long = "jobs methods golden training finetuning studies config models data corpus vocabulary".split()
     rank = {name: i for i, name in enumerate(long)}
     items.sort(key=lambda item: rank.get(item.path.relative_to(REPOSITORY / "tests").parts[0], len(long)))
 

@@ -38,7 +38,7 @@ from domext_ray.config.options.kinds import list_options
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.families.described_sets import read_description
-from domext_ray.search.space import read_space
+from domext_ray.studies.sweep.space import read_space
 
 PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md", ".github/guides/*.ipynb")
 PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")

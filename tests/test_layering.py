@@ -35,18 +35,15 @@ ROOMS = (
     "families.metrics",
     "families",
     "models",
-    "downstream.finetune",
-    "downstream.ablation",
-    "downstream.forgetting",
-    "downstream.retrieval",
-    "adapters",
+    "finetuning",
     "inference",
     "serving",
-    "plan",
-    "inputs",
-    "pipeline",
-    "study",
-    "search",
+    "pretraining",
+    "studies.ablation",
+    "studies.forgetting",
+    "studies.retrieval",
+    "studies.methods",
+    "studies.sweep",
     "commands",
     "api",
 )
@@ -54,7 +51,7 @@ ROOMS = (
 
 DOOR = ("storage", "text.corpus.index")
 """What alone may rename, lock, append or map files; the last one maps those of a folder that goes with its job."""
-TAKE_WHAT_USERS_GIVE = {"api", "adapters.bank"}
+TAKE_WHAT_USERS_GIVE = {"api", "models.bank"}
 """What takes a path or an address from Python and makes it a place; everything else is given places."""
 
 EXPORTED = (
@@ -79,7 +76,7 @@ RESTRICTED = {
         "training.entry",
         "training.pretrain",
         "training.tracking",
-        "search.resources",
+        "studies.sweep.resources",
         "serving.deployment",
         "serving.serve",
         "jobs.",
@@ -293,10 +290,10 @@ def test_the_check_finds_what_a_package_file_imports() -> None:
 def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
     for module, source, reason in (
         ("config.pretrain", "from domext_ray.text.vocabulary.tokenizer import load_tokenizer", "comes after"),
-        ("config.pretrain", "def f():\n    from domext_ray import pipeline", "comes after"),
+        ("config.pretrain", "def f():\n    from domext_ray.pretraining import pipeline", "comes after"),
         ("text.vocabulary.tokenizer", "from ...training import engine", "comes after"),
         ("training.objective", "importlib.import_module('domext_ray.export.model_folder')", "comes after"),
-        ("pipeline", "import ray.train", "imports ray"),
+        ("pretraining.pipeline", "import ray.train", "imports ray"),
         ("training.checkpoint", "from deepspeed.utils import groups", "imports deepspeed"),
         ("jobs.export_hf", "import pydantic", "imports pydantic"),
         ("model.domext.modeling_domext", "import numpy as np", "imports numpy"),
@@ -311,7 +308,7 @@ def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
     for module, source in (
         ("training.pretrain", "import ray\nfrom domext_ray.text.corpus.stream import stream_batches"),
         ("text.corpus.shards", "import ray.data\nfrom ..vocabulary.tokenizer import load_tokenizer"),
-        ("jobs.pretrain_af", "import ray\nfrom domext_ray.pipeline import run"),
+        ("jobs.pretrain_af", "import ray\nfrom domext_ray.pretraining.pipeline import run"),
         ("model.domext.modeling_domext", "from .layers_domext import DomextLayer"),
     ):
         assert find_violations(module, source) == []

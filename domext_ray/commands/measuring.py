@@ -39,7 +39,7 @@ model with the same grid, seeds and examples, and the job ends with the differen
 run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, errors.html
 (mistakes on dev), scores.png, export/. The same command resumes unfinished trainings.""",
     FinetuneConfig,
-    "downstream.finetune.finetune:run_finetuning",
+    "finetuning.finetune:run_finetuning",
     "finetune",
     main=("method.trains", "method.heads", "method.ffn_units", "method.bottleneck_size", "method.lora_rank"),
     reads=tuple(f"-{option}" for option in NOT_FINE_TUNING),
@@ -80,7 +80,7 @@ A trial pre-trains under --budget, fine-tunes on --tasks and is scored on dev; t
 directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config best.yaml) and trials/, each a
 run that other jobs accept as a model. The same command resumes the sweep.""",
     SweepConfig,
-    "search.sweep:run_sweep",
+    "studies.sweep.sweep:run_sweep",
     "sweeps/af_mini",
     reads=tuple(f"-{option}" for option in DECIDED),
     check=_check_sets,
@@ -88,7 +88,7 @@ run that other jobs accept as a model. The same command resumes the sweep.""",
 
 
 def _ablate(config: AblateConfig) -> None:
-    from domext_ray.downstream.ablation import arms, report, spans
+    from domext_ray.studies.ablation import arms, report, spans
 
     if config.study == "spans":
         work = spans.prepare_spans(config)
@@ -143,9 +143,9 @@ rate from --grid.lr. The same command resumes them. Figures, tables and pictures
 
 
 def _measure_forgetting(config: ForgettingConfig) -> None:
-    from domext_ray.downstream.forgetting.forgetting import choose_device, make_folder, measure_forgetting, read_models
-    from domext_ray.downstream.forgetting.report import write_forgetting
-    from domext_ray.downstream.forgetting.scales import find_runs, measure_curve
+    from domext_ray.studies.forgetting.forgetting import choose_device, make_folder, measure_forgetting, read_models
+    from domext_ray.studies.forgetting.report import write_forgetting
+    from domext_ray.studies.forgetting.scales import find_runs, measure_curve
 
     device, models = choose_device(config), read_models(config)
     runs = find_runs(config, models)
@@ -182,8 +182,8 @@ sentences, and the largest scale with almost no loss; --corpus is then optional.
 
 
 def _evaluate_retrieval(config: RetrievalConfig) -> None:
-    from domext_ray.downstream.retrieval.report import write_retrieval
-    from domext_ray.downstream.retrieval.retrieval import evaluate_retrieval
+    from domext_ray.studies.retrieval.report import write_retrieval
+    from domext_ray.studies.retrieval.retrieval import evaluate_retrieval
 
     print(write_retrieval(config, *evaluate_retrieval(config)))
     print(f"figures and table: {config.output}")
@@ -220,7 +220,7 @@ command resumes the study; you may add --methods, --budgets or --seeds later. A 
 under a name: in the preset compare, for a BERT-base in compare_base, in --presets or a --config file. Only methods
 whose presets have objective.keep, keep_weight or replay read the general text of --replay.corpus.""",
     StudyConfig,
-    "study.study:run_study",
+    "studies.methods.study:run_study",
     "compare",
     main=("replay.corpus",),
     reads=(
@@ -232,7 +232,7 @@ whose presets have objective.keep, keep_weight or replay read the general text o
 
 
 def _compare_runs(config: CompareConfig) -> None:
-    from domext_ray.downstream.finetune import comparison as finetuning
+    from domext_ray.finetuning import comparison as finetuning
     from domext_ray.report.compare import choose_runs, draw_comparison, read_run, tabulate_runs
     from domext_ray.report.plots import check_picture
 

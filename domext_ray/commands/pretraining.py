@@ -14,7 +14,7 @@ from domext_ray.config.pretrain import PretrainConfig
 
 def _pretrain(config: PretrainConfig, preset: str = "") -> None:
     with write_early(config):
-        from domext_ray.pipeline import run_pretraining
+        from domext_ray.pretraining.pipeline import run_pretraining
 
         run_pretraining(config, preset, started=_find_process_start())
 

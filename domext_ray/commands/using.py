@@ -113,7 +113,7 @@ A bank holds adapters of runs with a frozen base (--method.heads, ffn_units or b
 fine-tuned brings its head and its task. Adding one only writes new files. In Python, domext_ray.AdapterBank also loads
 adapters, attaches them to a model in memory, and serves batches whose rows use different ones.""",
     BankConfig,
-    "adapters.bank_job:run_bank",
+    "commands.bank:run_bank",
     check=_check_bank,
 )
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import DomextError, RunError, StorageError, name_file
 from domext_ray.export.folder import (
     ADAPTERHUB,
@@ -27,6 +25,8 @@ from domext_ray.export.folder import (
     read_export_record,
 )
 from domext_ray.files import read_json
+from domext_ray.finetuning.finetuned import read_finetune_summary
+from domext_ray.models.bank import BANK, AdapterBank
 from domext_ray.report.summary import read_summary
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_run

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.shared import Pooling
@@ -40,6 +39,7 @@ from domext_ray.inference.parts import (
     split_malformed,
     write_lines,
 )
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.source import BankAdapter, open_model
 from domext_ray.models.start import StartModel, pick_tensors, take_tensors
 from domext_ray.models.text_embedding import TextEmbedding, choose_pooling

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.shared import LongTextsChoice
 from domext_ray.errors import ConfigError, CorpusError
@@ -31,6 +29,8 @@ from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.bank import AdapterBank
+from domext_ray.models.bank_entry import MASKED_LM
 from domext_ray.models.exported import ExportedModel, OpenedTask, Predicted, hash_export, open_exported
 from domext_ray.models.masked_lm import hash_model, load_masked_lm
 from domext_ray.models.source import BankAdapter, Graphs, Source

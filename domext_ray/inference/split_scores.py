@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domext_ray.downstream.finetune.errors_page import ERRORS, write_mistakes
+from domext_ray.families.errors_page import ERRORS, write_mistakes
 from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
 from domext_ray.inference.labelled_input import LabelledInput

@@ -1,1 +1,1 @@
-"""The model and the head that fine-tuning begins with."""
+"""A user's model is recognised and loaded; many adapters over one base are kept in a bank."""

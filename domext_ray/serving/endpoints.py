@@ -14,7 +14,6 @@ import numpy as np
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
-from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.shared import PoolingChoice
 from domext_ray.errors import CorpusError
 from domext_ray.families.rows import Row
@@ -22,6 +21,7 @@ from domext_ray.families.task import Task
 from domext_ray.families.windows import read_template
 from domext_ray.inference.examples import make_example
 from domext_ray.inference.fill_mask import MASK, MaskCodec
+from domext_ray.models.bank_entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedAdapter

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domext_ray.adapters.serving import MixedStates
 from domext_ray.errors import DomextError, RunError
 from domext_ray.families.rows import pad_rows
 from domext_ray.model.domext.modeling_domext import BASE_NAME
+from domext_ray.models.mixed_adapters import MixedStates
 from domext_ray.runtime.device import autocast
 from domext_ray.serving.served_model import ServedModel
 from domext_ray.training.losses import pool_states

@@ -19,11 +19,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview, LoggingConfig, ReplicaState
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.source import Run, open_model
 from domext_ray.progress import StatusLine, format_seconds, quiet_libraries
 from domext_ray.runs.run_directory import read_config

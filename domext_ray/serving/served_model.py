@@ -18,9 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM, TASKS, BankEntry
-from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.shared import Pooling
 from domext_ray.errors import RunError
@@ -29,8 +26,11 @@ from domext_ray.families.task import Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
+from domext_ray.models.bank import AdapterBank
+from domext_ray.models.bank_entry import MASKED_LM, TASKS, BankEntry
 from domext_ray.models.exported import find_export, hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.mixed_adapters import AdapterServer, MixedStates
 from domext_ray.models.source import BaseModel, Export, FinetunedRun, Run, open_model
 from domext_ray.models.text_embedding import choose_pooling
 from domext_ray.runs.run_directory import name_run

@@ -35,13 +35,13 @@ from starlette.requests import Request
 from transformers import pipeline
 from transformers.utils import logging
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import ARCHITECTURES, SEQUENCES
 from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, ServeScaleConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import read_json
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import complete_adapter
+from domext_ray.models.bank import AdapterBank
+from domext_ray.models.bank_entry import ARCHITECTURES, SEQUENCES
 from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place, hash_file
 from domext_ray.text.data import package_docs

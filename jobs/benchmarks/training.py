@@ -41,13 +41,13 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.build import read_flags, to_dict
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
-from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, plan_epoch, prepare_task
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.rows import Row
 from domext_ray.families.sets import load_labelled
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.files import ASSETS, read_json
+from domext_ray.finetuning.training import Fitted, Point, collate_passes, fit_task, plan_epoch, prepare_task
 from domext_ray.intervals import over_seeds, subtract
 from domext_ray.model.base import load_base
 from domext_ray.model.build import prepare_for_device, store_base
@@ -577,8 +577,8 @@ def _prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     """Read our options, prepare the text once for both sides' evaluations, and write what the rival reads."""
     import ray
 
-    from domext_ray.inputs import run_preparation
-    from domext_ray.plan import resolve_workers
+    from domext_ray.pretraining.inputs import run_preparation
+    from domext_ray.pretraining.plan import resolve_workers
 
     job_options = (*RECIPE, "--corpus", options.text, *options.job_options)
     asked = presets.configure(PretrainConfig, "af_words", read_flags(PretrainConfig, job_options))

@@ -44,11 +44,11 @@ from domext_ray.commands.pretraining import AF
 from domext_ray.config.options.build import from_dict, read_flags
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.pipeline import run_pretraining
+from domext_ray.pretraining.pipeline import run_pretraining
 from domext_ray.runtime.stopping import GIVEN, RAY_GIVEN
-from domext_ray.search.plan import choose_points
-from domext_ray.search.space import read_space
 from domext_ray.serving.deployment import build_service
+from domext_ray.studies.sweep.plan import choose_points
+from domext_ray.studies.sweep.space import read_space
 
 PLAIN = (
     "Dockerfile",

@@ -14,12 +14,12 @@ from job_calls import Ended, call_job
 from made_banks import add_drawn
 from object_store import BUCKET
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.bank import AdapterBank
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
 from domext_ray.text.corpus.shards import prepare_corpus

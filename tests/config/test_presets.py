@@ -21,12 +21,12 @@ from domext_ray.config.presets import FOLDER, describe_preset, find_preset, list
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import RunError
-from domext_ray.inputs import run_vocabulary
-from domext_ray.pipeline import run_pretraining
+from domext_ray.pretraining.inputs import run_vocabulary
+from domext_ray.pretraining.pipeline import run_pretraining
 from domext_ray.runs.run_directory import check_identity, write_run
-from domext_ray.search.plan import choose_points
-from domext_ray.search.space import read_space
 from domext_ray.storage import Place
+from domext_ray.studies.sweep.plan import choose_points
+from domext_ray.studies.sweep.space import read_space
 
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "ablate": (AblateConfig, ["--study", "size"]),

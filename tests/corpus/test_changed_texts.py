@@ -28,8 +28,8 @@ from domext_ray.config.pretrain import (
     VocabConfig,
 )
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.inputs import prepare_run, run_vocabulary
-from domext_ray.plan import resolve
+from domext_ray.pretraining.inputs import prepare_run, run_vocabulary
+from domext_ray.pretraining.plan import resolve
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place, Where, find_cache, hash_values, parse_json
 from domext_ray.text.corpus import manifest as manifests

@@ -19,7 +19,7 @@ from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import CorpusError
-from domext_ray.plan import pin_corpus
+from domext_ray.pretraining.plan import pin_corpus
 from domext_ray.text.data.files import HUB, SourceFile, find_files, open_stream, pin_entries
 
 OLD, NEW = "1" * 40, "2" * 40

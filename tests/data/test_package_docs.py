@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
-from domext_ray.plan import pin_corpus
+from domext_ray.pretraining.plan import pin_corpus
 from domext_ray.storage import Place
 from domext_ray.text.data import package_docs
 from domext_ray.text.data.documents import read_documents

@@ -191,7 +191,7 @@ from pathlib import Path
 import psutil
 import ray
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
-from domext_ray.downstream.finetune.finetune import plan_resources
+from domext_ray.finetuning.finetune import plan_resources
 from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.trials import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.tasks import Pool

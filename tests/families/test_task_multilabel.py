@@ -14,7 +14,6 @@ from labelled_fixtures import dump_lines, write
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
-from domext_ray.downstream.finetune.training import Point, fit_task
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description
 from domext_ray.families.metrics.label_set_metrics import THRESHOLDS, choose_threshold, mark_labels, score_label_sets
@@ -22,6 +21,7 @@ from domext_ray.families.multilabel import MultiLabelTask
 from domext_ray.families.readers.examples import LabelledSet, MultiLabelText
 from domext_ray.families.sets import load_set
 from domext_ray.families.task import TaskOptions
+from domext_ray.finetuning.training import Point, fit_task
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
 

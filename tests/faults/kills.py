@@ -44,8 +44,8 @@ POINTS = {
     "save": ("domext_ray.training.saver:Saver.save", f"{CHECKPOINT}:save_checkpoint", f"{CHECKPOINT}:_prune"),
     "upload": (f"{CHECKPOINT}:_write_files",),
     "evaluation": ("domext_ray.training.measures:Measures.evaluate",),
-    "report": ("domext_ray.pipeline:report_run",),
-    "export": ("domext_ray.pipeline:export_run",),
+    "report": ("domext_ray.pretraining.pipeline:report_run",),
+    "export": ("domext_ray.pretraining.pipeline:export_run",),
 }
 """What a run is doing when it is killed, and where that is known."""
 SHARES = {"preparation": 4, "step": 3, "save": 4, "upload": 4, "evaluation": 4, "report": 1, "export": 1}

@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 import torch
 
-from domext_ray import pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import find_job, main
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.families.sets import load_labelled
+from domext_ray.finetuning.finetuned import make_set_task
 from domext_ray.inference import predict as predicting
-from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
-from domext_ray.plan import load_run_base
+from domext_ray.pretraining import pipeline
+from domext_ray.pretraining.inputs import get_or_prepare_inputs
+from domext_ray.pretraining.plan import load_run_base
 from domext_ray.report import report
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.storage import Place
@@ -43,7 +43,7 @@ from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 
-PACKAGE = str(Path(pipeline.__file__).parent)
+PACKAGE = str(Path(pipeline.__file__).parents[1])
 """Where the package is; sentences name its presets."""
 RENAMED: dict[str, str] = {}
 """Options of the commands here, and their names in this checkout."""

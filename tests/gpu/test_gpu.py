@@ -49,7 +49,6 @@ from methods import ROWS, Row, find_row
 from tiny_models import MODERN, make_model
 from torch import nn
 
-from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import fused
@@ -60,6 +59,7 @@ from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
 from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.mixed_adapters import serve_adapters
 from domext_ray.models.source import open_model
 from domext_ray.models.task_model import TaskModel
 from domext_ray.models.text_embedding import TextEmbedding

@@ -22,8 +22,6 @@ from methods import Row, find_row
 from torch import nn
 from torch.nn.attention import varlen
 
-from domext_ray.adapters.entry import MASKED_LM
-from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, resolve_micro_batch_sizes
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import build as build_module
@@ -31,7 +29,9 @@ from domext_ray.model import fused
 from domext_ray.model.base import load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
+from domext_ray.models.bank_entry import MASKED_LM
 from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.mixed_adapters import serve_adapters
 from domext_ray.models.source import open_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.storage import Place

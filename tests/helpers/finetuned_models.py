@@ -17,8 +17,6 @@ from conftest import WORDS
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.families.readers.examples import (
     AnnotatedText,
     Choice,
@@ -36,6 +34,8 @@ from domext_ray.families.readers.examples import (
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State
 from domext_ray.families.task import StagedTask, TaskOptions
+from domext_ray.finetuning.export import export_stages
+from domext_ray.finetuning.training import Fitted, Point, fit_stages
 from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.models.start import StartModel
 from domext_ray.models.text_embedding import TextEmbedding
@@ -158,7 +158,7 @@ def finetune_here(config: FinetuneConfig, num_trainings: int | None = None) -> P
 
     `num_trainings`: it is stopped by Ctrl-C after so many.
     """
-    from domext_ray.downstream.finetune import finetune  # here: tests for a card use this file, and have no Ray
+    from domext_ray.finetuning import finetune  # here: tests for a card use this file, and have no Ray
 
     begun = count()
 

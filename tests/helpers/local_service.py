@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from starlette.testclient import TestClient
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import LimitConfig, ServeConfig
+from domext_ray.models.bank import AdapterBank
 from domext_ray.serving.app import make_app
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import ARCHITECTURES
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS
+from domext_ray.models.bank import AdapterBank
+from domext_ray.models.bank_entry import ARCHITECTURES
 
 SIZES = {"bottleneck_size": 4}
 TAGS = ("O", "B-Drug", "I-Drug", "B-Gene", "I-Gene")

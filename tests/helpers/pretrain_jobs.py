@@ -16,7 +16,7 @@ from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.options.build import read_flags
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError
-from domext_ray.pipeline import run_pretraining
+from domext_ray.pretraining.pipeline import run_pretraining
 from domext_ray.training.evaluate import GENERAL_PROBE
 
 LONG_EVALUATIONS = ("--train.general_probe", str(GENERAL_PROBE))

@@ -30,7 +30,6 @@ from report_records import ABOUT, make_records, write_origin
 from report_records import make_run as make_recorded_run
 from transformers import AutoTokenizer
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.commands.verify import run_verify
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
@@ -48,6 +47,7 @@ from domext_ray.families.task_description import describe_task
 from domext_ray.families.task_file import TaskFile, read_task_file, write_task_file
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.head import read_config as read_head_config
 from domext_ray.report.figures import measure_run
 from domext_ray.report.summary import read_origin, read_summary

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from finetuned_models import CPU, FULL, export_fitted, fit
 
-from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
 from domext_ray.errors import RunError
+from domext_ray.finetuning.export import RECALL_ENCODER, export_stages
 from domext_ray.models.exported import load_exported
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel

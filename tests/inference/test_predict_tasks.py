@@ -14,9 +14,7 @@ from changed_files import REPLACED
 from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, export_fitted, fit, make_raw
 from labelled_fixtures import write, write_ner
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
-from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
@@ -24,8 +22,10 @@ from domext_ray.families.registry import FAMILIES
 from domext_ray.families.sets import load_set
 from domext_ray.families.task_description import describe_task
 from domext_ray.files import read_json
+from domext_ray.finetuning.export import export_stages
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.exported import load_exported
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel

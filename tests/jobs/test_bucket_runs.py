@@ -20,7 +20,7 @@ from lone_process import check_export
 from object_store import BUCKET, KEYS, Proxy, serve_objects, use_objects
 
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.plan import is_finished
+from domext_ray.pretraining.plan import is_finished
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps

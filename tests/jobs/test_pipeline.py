@@ -28,10 +28,10 @@ from pretrain_jobs import (
 
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, SettledConfig
 from domext_ray.errors import ConfigError, ReportError, RunError
-from domext_ray.inputs import get_or_build_tokenizer
 from domext_ray.model import base as base_module
 from domext_ray.model.base import load_base
-from domext_ray.plan import is_finished
+from domext_ray.pretraining.inputs import get_or_build_tokenizer
+from domext_ray.pretraining.plan import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
 from domext_ray.runs.run_directory import read_config, read_run, resolve_paths, write_run
 from domext_ray.storage import Place

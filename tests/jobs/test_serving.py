@@ -30,10 +30,10 @@ from made_banks import CLASSES, add_drawn, make_bank
 from raylets import find_port
 from transformers import AutoTokenizer
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.errors import ConfigError
+from domext_ray.finetuning.export import export_stages
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.exported import load_exported
 from domext_ray.models.source import open_model
 from domext_ray.serving.catalogue import LOOK_SECONDS

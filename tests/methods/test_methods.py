@@ -34,7 +34,7 @@ from domext_ray.model.build import Extensions, describe_extensions, detach
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec, build_base
-from domext_ray.plan import size_model
+from domext_ray.pretraining.plan import size_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.evaluate import read_probe

@@ -12,7 +12,6 @@ import pytest
 from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted
 from labelled_fixtures import write
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import PredictConfig
 from domext_ray.config.jobs import ExportConfig
@@ -20,6 +19,7 @@ from domext_ray.errors import BaseModelError, DomextError
 from domext_ray.inference.embed import plan_embedding
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import plan_prediction
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.exported import load_exported
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.source import BankAdapter, BaseModel, Export, FinetunedRun, Graphs, Run, open_model

@@ -16,7 +16,7 @@ from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
-from domext_ray.plan import resolve, tell_of_base
+from domext_ray.pretraining.plan import resolve, tell_of_base
 from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
 from domext_ray.report.forecast import Forecast, describe_forecast

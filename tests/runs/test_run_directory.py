@@ -14,10 +14,10 @@ from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.options.build import identity_of, to_dict
 from domext_ray.config.pretrain import EngineConfig, SettledConfig, TrainConfig
-from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
-from domext_ray.plan import is_finished
+from domext_ray.finetuning.finetuned import rebuild_finetuned
+from domext_ray.pretraining.plan import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     TRAININGS,

@@ -25,10 +25,10 @@ from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
 from domext_ray.config.options.build import dump_yaml, from_dict
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.pipeline import run_pretraining
-from domext_ray.plan import resolve
+from domext_ray.finetuning.finetune import run_finetuning
+from domext_ray.pretraining.pipeline import run_pretraining
+from domext_ray.pretraining.plan import resolve
 from domext_ray.runs.run_directory import write_config
 from domext_ray.runtime import device, ray_private
 from domext_ray.runtime import ray_cluster as cluster
@@ -43,9 +43,9 @@ from domext_ray.runtime.ray_cluster import (
     share_cpus,
     start_ray,
 )
-from domext_ray.search.plan import resolve_trials
-from domext_ray.search.sweep import run_sweep
 from domext_ray.storage import Place
+from domext_ray.studies.sweep.plan import resolve_trials
+from domext_ray.studies.sweep.sweep import run_sweep
 
 ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -162,11 +162,11 @@ from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScale
 from domext_ray.config.inference import PredictConfig
 from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.downstream.finetune import finetune
+from domext_ray.finetuning import finetune
 from domext_ray.errors import ConfigError
 from domext_ray.inference import parts
 from domext_ray.runtime import ray_cluster
-from domext_ray.search import resources
+from domext_ray.studies.sweep import resources
 from domext_ray.training import elastic
 
 job = JobConfig(metadata={"job_submission_id": "raysubmit_1"})

@@ -18,9 +18,9 @@ from local_service import TOKEN, Served
 from made_banks import CLASSES, add_drawn, make_bank
 from object_store import BUCKET, Proxy, use_objects
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.bank_job import format_bank
+from domext_ray.commands.bank import format_bank
 from domext_ray.config.serve import LimitConfig
+from domext_ray.models.bank import AdapterBank
 from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
 from domext_ray.serving.endpoints import Classify, ClassifyRequest
 from domext_ray.serving.engine import Engine

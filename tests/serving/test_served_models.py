@@ -12,7 +12,6 @@ import torch
 from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, export_fitted, make_raw
 from local_service import Served
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
@@ -23,6 +22,7 @@ from domext_ray.families.readers.examples import LabelledSet, LabelledText, Tagg
 from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, open_task
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.bank import AdapterBank
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
 from domext_ray.runs.run_directory import write_config

@@ -16,7 +16,7 @@ import pytest
 from local_service import Served
 from made_banks import CLASSES, add_drawn, make_bank
 
-from domext_ray.adapters.entry import TASKS
+from domext_ray.models.bank_entry import TASKS
 from domext_ray.serving.serve import show_address
 
 NODE = shutil.which("node")

@@ -15,8 +15,8 @@ from small_runs import attempts, find_saved, list_saved, make_config, make_train
 
 from domext_ray.config.pretrain import RunConfig
 from domext_ray.errors import DivergenceError
-from domext_ray.inputs import prepare_run
-from domext_ray.plan import resolve
+from domext_ray.pretraining.inputs import prepare_run
+from domext_ray.pretraining.plan import resolve
 from domext_ray.runs.attempts import Attempt
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import check_all

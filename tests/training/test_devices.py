@@ -44,7 +44,7 @@ _STEP = {
 }
 _ROWS = {
     ("model/domext/modeling_domext.py", "find_rows", SENT): (5, "the rows of each adapter"),
-    ("adapters/serving.py", "_score", SENT): (4, "the rows of each head"),
+    ("models/mixed_adapters.py", "_score", SENT): (4, "the rows of each head"),
 }
 _BILSTM = {
     ("model/domext/heads_domext.py", "_read", HOST): (2, "torch packs rows by lengths on the host"),

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
-from domext_ray.inputs import prepare_run
-from domext_ray.plan import resolve
+from domext_ray.pretraining.inputs import prepare_run
+from domext_ray.pretraining.plan import resolve
 from domext_ray.report.figures import measure_run
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.phases import BatchMaker, make_phases

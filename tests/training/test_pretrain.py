@@ -19,7 +19,7 @@ from small_runs import make_train
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
-from domext_ray.pipeline import run_pretraining
+from domext_ray.pretraining.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
 from domext_ray.runtime import ray_cluster

@@ -27,10 +27,10 @@ from domext_ray import storage
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
-from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
-from domext_ray.plan import resolve
+from domext_ray.pretraining.inputs import prepare_run
+from domext_ray.pretraining.plan import resolve
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader

@@ -24,10 +24,10 @@ from domext_ray.config.pretrain import (
     TrainConfig,
 )
 from domext_ray.errors import ConfigError
-from domext_ray.inputs import check_texts, get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import build_base
-from domext_ray.plan import load_run_base
+from domext_ray.pretraining.inputs import check_texts, get_or_prepare_inputs
+from domext_ray.pretraining.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.storage import Place
 from domext_ray.text.data.folders import say

@@ -12,8 +12,8 @@ from row_files import SPECIALS, make_wordpiece
 from transformers import PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
-from domext_ray.inputs import run_preparation
 from domext_ray.models.source import open_model
+from domext_ray.pretraining.inputs import run_preparation
 from domext_ray.text.vocabulary import tokenizer
 from domext_ray.text.vocabulary.tokenizer import find_wrong_rules, load_tokenizer
 

@@ -12,7 +12,7 @@ from row_files import SPECIALS, save_wordpiece
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, TrainConfig, VocabConfig
 from domext_ray.errors import CorpusError
-from domext_ray.inputs import run_preparation, run_vocabulary
+from domext_ray.pretraining.inputs import run_preparation, run_vocabulary
 from domext_ray.text.data.documents import clean_text
 from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer, read_base_vocabulary
 from domext_ray.text.vocabulary.learn import count_new_words

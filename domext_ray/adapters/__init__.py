@@ -1,1 +1,0 @@
-"""Banks of adapters over one base: kept, served and chosen."""

@@ -1,1 +1,0 @@
-"""A checkpoint is measured: tasks, fine-tuning, forgetting, ablations."""

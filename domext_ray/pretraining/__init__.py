@@ -1,0 +1,1 @@
+"""From a request to a trained, reported and exported run."""

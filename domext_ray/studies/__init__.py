@@ -1,0 +1,1 @@
+"""Models are measured and compared: methods, sweeps, ablations, forgetting, retrieval."""
