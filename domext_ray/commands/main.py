@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.commands import measuring, pretraining, using
-from domext_ray.commands.completion import format_bash
+from domext_ray.commands.completion import SHELLS
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job
 from domext_ray.config.options.declare import ConfigT
@@ -32,14 +32,19 @@ SECOND_WORDS = {first: [second for other, second in _PAIRS if other == first] fo
 _ABOUT_PRESETS = "List the presets, files of options that ship with the package; domext presets show af prints one."
 _USE_OF_PRESETS = "Each verb begins with its own preset; --preset af_base chooses another one."
 _ABOUT_COMPLETION = (
-    "Print a script with which bash completes verbs, options and values at a Tab: domext completion bash."
+    "Print a script with which bash, zsh or fish completes verbs, options and values at a Tab: domext completion bash."
 )
 _USE_OF_COMPLETION = """
-    source <(domext completion bash)                    # in this shell alone
-    mkdir -p ~/.local/share/bash-completion/completions
-    domext completion bash > ~/.local/share/bash-completion/completions/domext    # in every new one
+    source <(domext completion bash)                    # in this shell alone; zsh: the same with zsh
+    domext completion fish | source                     # in this fish alone
 
-The last line needs the package bash-completion of your system. Repeat it after an upgrade of domext_ray."""
+    mkdir -p ~/.local/share/bash-completion/completions ~/.config/fish/completions
+    domext completion bash > ~/.local/share/bash-completion/completions/domext    # in every new bash
+    domext completion zsh > ~/.domext.zsh               # in every new zsh, with source ~/.domext.zsh in ~/.zshrc
+    domext completion fish > ~/.config/fish/completions/domext.fish               # in every new fish
+
+For every new bash you need the package bash-completion of your system. Repeat the command after an upgrade of
+domext_ray. Every change is tested with bash; zsh 5.9 and fish 3.6 are tested where they are installed."""
 _ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
 
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
@@ -143,11 +148,13 @@ def show_presets(words: Sequence[str]) -> None:
 
 
 def show_completion(words: Sequence[str]) -> None:
-    """Print a shell's script, or without a word how it is used; of another shell than bash there is a ConfigError."""
+    """Print a shell's script, or without a word how it is used; anything but a shell's name is a ConfigError."""
     if not words or words[0] in (*FEW, *ALL):
         print_text(f"{_ABOUT_COMPLETION}\n{_USE_OF_COMPLETION}")
-    elif words == ["bash"]:
-        others = {PRESETS: ["show"], f"{PRESETS} show": list_presets(), COMPLETION: ["bash"]}
-        print_text(format_bash(JOBS, {"": [*FIRST_WORDS, FEW[0], "--version"], **SECOND_WORDS, **others}).rstrip())
+    elif len(words) == 1 and words[0] in SHELLS:
+        others = {PRESETS: ["show"], f"{PRESETS} show": list_presets(), COMPLETION: [*SHELLS]}
+        following = {"": [*FIRST_WORDS, FEW[0], "--version"], **SECOND_WORDS, **others}
+        print_text(SHELLS[words[0]](JOBS, following).rstrip())
     else:
-        raise ConfigError(f"domext completion {' '.join(words)!r} is not understood; give domext completion bash.")
+        shells = f"{COMPLETION} {' or '.join(SHELLS)}"
+        raise ConfigError(f"domext completion {' '.join(words)!r} is not understood; give domext {shells}.")

@@ -87,7 +87,7 @@ def test_a_wrong_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
         ("pretrain af --lr 1", "--lr is no option; did you mean --optim.lr?"),
         ("finetune ner", "'ner' stands without an option; options are given as --OPTION VALUE (see --help)."),
         ("presets af", "domext presets 'af' is not understood; give domext presets, or show NAME."),
-        ("completion zsh", "domext completion 'zsh' is not understood; give domext completion bash."),
+        ("completion csh", "domext completion 'csh' is not understood; give domext completion bash or zsh or fish."),
         ("complete", "'complete' is no verb of domext; did you mean completion?"),
         ("presets show af-base", "'af-base' is no preset; did you mean the preset af_base?"),
         ("presets show af_mini", "'af_mini' is no preset; did you mean the preset sweeps/af_mini?"),
