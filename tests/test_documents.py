@@ -44,7 +44,7 @@ PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md", ".gi
 PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
 DOCUMENTS = sorted({path for pattern in PLACES for path in REPOSITORY.glob(pattern)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
-MOST_LINES = {"README.md": 210, "jobs/README.md": 480, ".github/guides/*.md": 125}
+MOST_LINES = {"README.md": 210, "jobs/README.md": 420, ".github/guides/*.md": 125}
 """Of the front page and of each guide, which are read in one sitting, and of the reference."""
 LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
 OUR_FOLDERS = ("cluster/", "jobs/", "tests/", "domext_ray/", ".ci/", ".github/")
