@@ -37,9 +37,10 @@ FORMATS: dict[str, dict[int, str]] = {
     "task": {1: "0.1"},
     "vocabulary": {2: "0.1"},
 }
-"""What has a format -> its numbers, and the released versions that read each. This version reads the last one alone.
+"""What has a format -> its numbers, and the first minor version that reads each.
 
-A change of a format adds its number and the version that will be released with it. No entry ever leaves.
+Later ones read a number until the next one comes: 0.1 and 0.2 have the same numbers. This version reads the last one
+alone. A change of a format adds its number and the version that will be released with it. No entry ever leaves.
 """
 
 
