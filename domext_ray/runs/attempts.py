@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from domext_ray.config.options.submitted import find_submission
 from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.files import Kind, check_values
 from domext_ray.progress import StatusLine
-from domext_ray.runtime.machine import find_submission
 from domext_ray.storage import NEW, Place, hash_text, parse_json
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -19,13 +17,6 @@ def find_address() -> str:
 def is_cluster() -> bool:
     """Whether RAY_ADDRESS or the job server names a cluster; else a job's Ray is its own, on this machine."""
     return bool(find_address())
-
-
-def find_submission(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the id under which `ray job submit` has started this process; empty: something else has."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
-    return ""
 
 
 def has_gpu_devices() -> bool:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from domext_ray.config.options.submitted import find_submission
 from domext_ray.errors import DomextError, StorageError, find_user_error
-from domext_ray.runtime.machine import find_submission
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 SAVE_SECONDS = {signal.SIGINT: 60, signal.SIGTERM: 600, signal.SIGHUP: 600}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,6 @@ from domext_ray.config.options.declare import DESCRIBED, FOUND, MODELS, OPTIONS,
 from domext_ray.config.options.kinds import Option, list_options
 from domext_ray.errors import DomextError, OptionError
 from domext_ray.files import split_paths
-from domext_ray.runtime.machine import find_submission
 
 HOME, RUNS = "~/domext_runs", "runs"
 ROLES = frozenset((READ, FOUND, WRITTEN, TEXTS, MODELS, DESCRIBED, OPTIONS))
@@ -32,6 +32,13 @@ NAMES = ("general-mini", "package-docs", "repair-notes", "none", "self")
 """What ships with the package, or is nothing: no paths."""
 Change = Callable[[Option, str], str]
 _PLACE = re.compile(r"(?<![^\s,=])(?:[~/]|(?!hf:)\w+://)[^,\n]*?([^/,\n]+)/*(?=\s*(?:,|$))")
+
+
+def find_submission(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the id under which `ray job submit` has started this process; empty: something else has."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
+    return ""
 
 
 def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -> ConfigT:
