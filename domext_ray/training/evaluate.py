@@ -40,7 +40,7 @@ from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.text.data.draws import hash_counters
-from domext_ray.text.data.files import HEAD_BYTES, require_text
+from domext_ray.text.data.files import HEAD_BYTES, read_list
 from domext_ray.text.data.line_forms import require_plain_text
 from domext_ray.text.data.readers import TEXT_FIELD
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -218,13 +218,9 @@ def read_probe(path: str | Path = "") -> list[str]:
     """Read the sentences of the general probe, one per line; without a path, those that ship with the package."""
     source = Path(path) if path else GENERAL_PROBE
     named = f"--train.general_probe {str(source)!r}"
-    try:
-        content = source.read_bytes()
-        require_text(named, content[:HEAD_BYTES])
-        lines = content.decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{named} cannot be read as UTF-8 text ({error}).") from error
-    require_plain_text(named, content[:HEAD_BYTES], (TEXT_FIELD,), {})
+    text = read_list(source, named)
+    require_plain_text(named, text[:HEAD_BYTES].encode(), (TEXT_FIELD,), {})
+    lines = text.split("\n")
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
         raise CorpusError(f"{named} has no sentence; give one per line.")

@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Mapping[str, bytes], str]] = {
         list_files(f"datasets--x--y/{COMMITS[0]} datasets--x--y/blobs/x other/a.txt"),
         "name a commit's folder in it: FOLDER/datasets--x--y/snapshots/a{40}\\.$",
     ),
-    "PDFs": (list_files("1.txt 2.txt 3.pdf"), "includes .*3.pdf, whose format cannot be read"),
+    "PDFs": (list_files("1.txt 2.txt 3.pdf"), "includes .*3.pdf, which is no plain text but a PDF"),
 }
 
 Say = Callable[[], str]

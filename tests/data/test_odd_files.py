@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import glob
 import gzip
+import io
 import json
+import lzma
 import os
 import re
+import tarfile
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 from domext_ray.text.data import files
 from domext_ray.text.data.dropped import Dropped
-from domext_ray.text.data.files import SourceFile, find_files
+from domext_ray.text.data.files import SourceFile, find_files, read_list
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.data.sources import resolve_sources
 
@@ -47,12 +52,12 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "plain.JSONL.GZ": (b'{"text": "a"}', "ends in .gz and is no gzip file"),
     "cut.txt.gz": (gzip.compress(b"some text that is here\n" * 999)[:-20], "cut.txt.gz cannot be read to its end"),
     "packed.txt": (gzip.compress(SENTENCE.encode()), "not UTF-8 text but gzip, whose name must end in .gz"),
-    "letter.txt": (b"PK\x03\x04 rest", "not UTF-8 text but a zip archive or an office document"),
-    "paper.txt": (b"%PDF-1.7 rest", "not UTF-8 text but a PDF"),
+    "packed-2.txt": (b"PK\x03\x04 rest", "no plain text but an archive; unpack it, and give the files that are in it"),
+    "paper.txt": (b"%PDF-1.7 rest", "no plain text but a PDF; run pdftotext FILE NEW.txt and give that"),
     "table.txt": (dump_parquet(ARRAY), "not UTF-8 text but Parquet, whose name must end in .parquet"),
     "bytes.txt": (bytes(range(256)) * 20, "not UTF-8 text .it has NUL bytes"),
-    "paper.PDF": (b"%PDF", "whose format cannot be read"),
-    "letter.docx": (b"PK", "whose format cannot be read"),
+    "paper.PDF": (b"%PDF", "which is no plain text but a PDF; run pdftotext FILE NEW.txt and give that"),
+    "old.txt": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program; save it as plain text in UTF-8"),
     "page.txt": (b"\xef\xbb\xbf\n<!DOCTYPE HTML>\n<p>a</p>", "no plain text but HTML; run pandoc -f html -t plain"),
     "error.jsonl": (b"<html>\n<body>404", "no plain text but HTML; run pandoc -f html"),
     "letter.rtf.txt": (b"{\\rtf1\\ansi a}", "no plain text but RTF; run pandoc -f rtf -t plain --wrap none FILE > N"),
@@ -69,7 +74,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "number.parquet": (dump_parquet([{"text": 1}]), "the column 'text' of .*number.parquet holds int64, not text"),
     "lists.parquet": (dump_parquet([{"text": ["a"]}]), "holds list.*, not text"),
     "other.parquet": (dump_parquet([{"body": "a"}]), r"has no column 'text' \(it has body\); set --prepare.field"),
-    "other.parquet.gz": (gzip.compress(dump_parquet(ARRAY)), "cannot be read to its end"),
+    "other.parquet.gz": (gzip.compress(dump_parquet(ARRAY)), "Parquet or Arrow within gzip; run gunzip -k FILE"),
     "text.arrow": (b"no arrow at all", "text.arrow cannot be read to its end"),
     "other.csv": (b"id,body\n1,a\n", r"has no column 'text' \(it has id, body\); set --prepare.field, or name it .txt"),
     "page.html": (b"<!-- saved by me -->\n<!-- and you -->\n<html><p>a", "no plain text but HTML; run pandoc -f html"),
@@ -106,6 +111,52 @@ def test_a_file_that_cannot_be_meant_is_one_sentence(tmp_path: Path) -> None:
             read_spec(tmp_path)
         assert "\n" not in str(caught.value) and name in str(caught.value)
         (tmp_path / name).unlink()
+
+
+def zip_files(*names: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in names:
+            archive.writestr(name, "a")
+    return made.getvalue()
+
+
+def make_tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"))
+    return made.getvalue()
+
+
+FOREIGN = {
+    "xlsx": (zip_files("[Content_Types].xml", "xl/workbook.xml"), "a spreadsheet; save its table as CSV in UTF-8"),
+    "docx": (zip_files("[Content_Types].xml", "word/document.xml"), "an office program; run pandoc FILE -t plain"),
+    "pptx": (
+        zip_files("[Content_Types].xml", "ppt/presentation.xml"),
+        "an office program; save it as plain text in UT",
+    ),
+    "zip": (zip_files("crossword/a.txt"), "an archive; unpack it, and give the files that are in it"),
+    "tar": (make_tar(), "an archive; unpack it, and give the files that are in it"),
+    "bz2": (bz2.compress(b"text\n"), "compressed with bzip2; run bunzip2 -k FILE and give what that leaves"),
+    "xz": (lzma.compress(b"text\n"), "compressed with xz; run unxz -k FILE and give what that leaves"),
+    "pdf": (b"%PDF-1.7", "a PDF; run pdftotext FILE NEW.txt and give that"),
+    "xml": (b"<?xml version='1.0'?><corpus>", "XML; take its texts out, and its labels if it has some, and give these"),
+}
+
+
+def test_what_nothing_reads_has_the_same_cure_by_its_name_and_by_its_content_at_every_door(tmp_path: Path) -> None:
+    for ending, (content, cure) in FOREIGN.items():
+        for name in (f"a.{ending}", "a.txt"):
+            path = tmp_path / name
+            path.write_bytes(content)
+            for read in (read_spec, lambda path: read_list(path, f"--vocab.words '{path}'")):
+                with pytest.raises(CorpusError, match=f"is no plain text but .*{re.escape(cure)}") as caught:
+                    read(path)
+                assert name in str(caught.value)
+    for name in ("a.ods", "A.XLS"):  # by their names alone
+        (tmp_path / name).write_bytes(b"PK")
+        with pytest.raises(CorpusError, match="a spreadsheet; save its table as CSV"):
+            find_files(str(tmp_path / name))
 
 
 PAIR, WHOSE = {"pair": ("title", "body")}, {"group_field": "who"}

@@ -23,6 +23,7 @@ from row_files import write_arrow
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.records import read_json_records
 from domext_ray.text.data.files import SourceFile, find_files
 from domext_ray.text.data.readers import Row, read_lines, read_rows
 from domext_ray.text.data.sources import cut_tasks
@@ -366,6 +367,14 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "labels": ("\n".join(json.dumps([text, "x"]) for text in TEXTS), "an array a line", "jq -c '{\"text\": .[0]}'"),
     "objects": ("\n".join(json.dumps(row, indent=1) for row in JSON_ROWS), "an object over several lines", "jq -c ."),
 }
+WRAPPED: dict[str, dict[str, Any]] = {
+    "data": {"data": JSON_ROWS},
+    "version": {"version": 1.5, "info": {"by": ["me"], "on": None}, "data": JSON_ROWS},
+    "rows": {"rows": JSON_ROWS, "next": ""},
+    "Größen": {"Größen": JSON_ROWS},
+    "my rows": {"my rows": JSON_ROWS * 200},
+    "train": {"train": JSON_ROWS, "dev": JSON_ROWS},
+}
 LONG = "z" * 70_000
 TAKEN = {  # first rows that look like another form
     "meta": '{"meta": {"0": {"a": 1}}, "text": "a"}\n{"text": "b"}\n',
@@ -403,6 +412,39 @@ def test_jq_makes_the_rows_of_it(tmp_path: Path) -> None:
         made = subprocess.run(shlex.split(command), input=content, text=True, capture_output=True, check=True)
         (tmp_path / "rows.jsonl").write_text(made.stdout, encoding="utf-8")
         assert [row["text"] for row in read_json(tmp_path / "rows.jsonl") if isinstance(row, dict)] == TEXTS, command
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_rows_below_a_key_are_refused_with_the_program_that_takes_them_out(
+    name: str, indent: int | None, tmp_path: Path
+) -> None:
+    """At every door alike; where there is no jq, its program, `.KEY[]`, is carried out here."""
+    document, key = tmp_path / "a.json", "data" if name == "version" else name
+    rows: Any = WRAPPED[name][key]
+    document.write_text(json.dumps(WRAPPED[name], indent=indent, ensure_ascii=False), encoding="utf-8")
+    says = set[str]()
+    for read in (read_json, lambda path: list(read_json_records(path, ["text", "label"]))):
+        with pytest.raises(CorpusError) as caught:
+            read(document)
+        says.add(str(caught.value))
+    (said,) = says
+    found = re.fullmatch(r".* but an object with an array in (.*); run (jq .*) FILE > NEW.jsonl and give that\.", said)
+    assert found is not None and found[1] == key
+    program = shlex.split(found[2])[2]
+    assert program == f'."{key}"[]' if key in ("Größen", "my rows") else f".{key}[]"
+    lines = [json.dumps(row) for row in rows]
+    if shutil.which("jq"):
+        call = ["jq", "-c", program, str(document)]
+        lines = subprocess.run(call, text=True, capture_output=True, check=True).stdout.splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert read_json(tmp_path / "rows.jsonl") == rows
+
+
+def test_the_program_for_a_gzipped_file_reads_it_through_gzip(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps({"data": JSON_ROWS}).encode()))
+    with pytest.raises(CorpusError, match=r"run gunzip -c FILE \| jq -c '\.data\[\]' > NEW\.jsonl and give that\."):
+        read_json(tmp_path / "a.json.gz")
 
 
 def test_rows_that_only_look_like_another_form_are_read(tmp_path: Path) -> None:

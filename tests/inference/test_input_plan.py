@@ -187,8 +187,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("a.tsv", b"", "is empty"),
         ("a.gz", b"no gzip", "ends in .gz and is no gzip file"),
         ("a.txt.gz", gzip.compress(b"one\ntwo\n" * 1000, mtime=0)[:-20], "cannot be read to its end"),
-        ("a.pdf", b"%PDF-", "whose format cannot be read"),
-        ("a.txt", b"%PDF-", "is not UTF-8 text but a PDF"),
+        ("a.pdf", b"%PDF-", "which is no plain text but a PDF; run pdftotext"),
+        ("a.txt", b"%PDF-", "is no plain text but a PDF"),
         ("a.parquet", b"PAR1 no", "cannot be read to its end"),
     ):
         (tmp_path / name).write_bytes(content)

@@ -150,7 +150,11 @@ def test_what_a_list_skips_is_in_a_runs_identity() -> None:
 
 
 def test_lists_that_cannot_be_read(known: BaseVocabulary, tmp_path: Path) -> None:
-    for content, message in ((None, "cannot be read as UTF-8"), (b"\xff\xfe", "as UTF-8"), (b"", "is empty; give one")):
+    for content, message in (
+        (None, "cannot be read as UTF-8"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"", "is empty; give one"),
+    ):
         path = tmp_path / "list.txt"
         if content is not None:
             path.write_bytes(content)

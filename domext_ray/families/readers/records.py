@@ -36,6 +36,7 @@ from domext_ray.text.data.files import (
     PARQUET,
     RECODE,
     SourceFile,
+    find_foreign,
     find_suffix,
     part_words,
     require_lines,
@@ -102,6 +103,8 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
     The description says which columns there are, hence whether a table has a header; rows of another width are counted.
     """
     kind = find_suffix(str(path))
+    if fault := find_foreign(str(path)):
+        raise CorpusError(f"{path} {fault}.")
     if kind in (".json", *_LINES):
         names = [name for columns in description.columns.values() for name in columns if isinstance(name, str)]
         yield from read_json_records(path, names)
@@ -110,6 +113,7 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
     elif kind == ".parquet":
         yield from _read_parquet(path)
     else:
+        read_text(path)  # what is no text is refused as what it is
         raise CorpusError(
             f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet."
         )

@@ -43,9 +43,54 @@ LINES = (TEXT, JSONL, PACKAGE_DOCS)
 
 _KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
 _KINDS |= {".csv": CSV, ".tsv": CSV}
-_ARCHIVES = (".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar", ".tar", ".tgz", ".tar.gz")
-_OFFICE = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".xls", ".xlsx", ".ods", ".ppt", ".pptx", ".epub", ".djvu")
-_UNREADABLE = (*_ARCHIVES, *_OFFICE)
+_DECOMPRESS = "run {} FILE and give what that leaves"
+_XML = (
+    "XML",
+    "take its texts out, and its labels if it has some, and give these (for an article of PubMed Central, run pandoc "
+    "-f jats -t plain --wrap none FILE > NEW.txt)",
+)
+_FOREIGN: tuple[tuple[str, str, str, bytes], ...] = (
+    ("a PDF", "run pdftotext FILE NEW.txt and give that", ".pdf", rb"%PDF-"),
+    ("DjVu", "run djvutxt FILE NEW.txt and give that", ".djvu", rb"AT&TFORM"),
+    (
+        "a spreadsheet",
+        "save its table as CSV in UTF-8, and give that",
+        ".xlsx .xls .ods",
+        rb"(?s)PK\x03\x04.*?(?:xl/(?:work|style|theme|shared|_rel)|opendocument\.spreadsheet)",
+    ),
+    (
+        "a document of an office program",
+        "run pandoc FILE -t plain --wrap none -o NEW.txt and give that, or save a table of it as CSV in UTF-8",
+        ".docx .odt .epub .rtf",
+        rb"(?s)PK\x03\x04.*?(?:word/(?:doc|style|theme|setting|font|_rel)|opendocument\.text|application/epub)",
+    ),
+    (
+        "a document of an office program",
+        "save it as plain text in UTF-8, or a table of it as CSV, and give that",
+        ".doc .ppt .pptx",
+        rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|(?s:PK\x03\x04.*?ppt/(?:pres|slide|theme|_rel))",
+    ),
+    ("a file that is compressed with bzip2", _DECOMPRESS.format("bunzip2 -k"), ".bz2", rb"BZh\d1AY&SY"),
+    ("a file that is compressed with xz", _DECOMPRESS.format("unxz -k"), ".xz", rb"\xfd7zXZ\0"),
+    ("a file that is compressed with zstd", _DECOMPRESS.format("unzstd"), ".zst", rb"\x28\xb5\x2f\xfd"),
+    ("a file that is compressed with lz4", _DECOMPRESS.format("unlz4"), ".lz4", rb"\x04\x22\x4d\x18"),
+    ("Parquet or Arrow within gzip", _DECOMPRESS.format("gunzip -k"), ".parquet.gz .arrow.gz", b""),
+    (
+        "a DocBin of spaCy",
+        "write its documents as JSON Lines, each an object with text and spans, or text and cats, and give that",
+        ".spacy",
+        b"",
+    ),
+    (
+        "an archive",
+        "unpack it, and give the files that are in it",
+        ".zip .7z .rar .tar .tgz .tar.gz .tbz2 .txz",
+        rb"PK\x03\x04|7z\xbc\xaf|Rar!|(?s:.{257})ustar",
+    ),
+    (*_XML, ".xml .nxml", rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|mediawiki)\b"),
+)
+"""What nothing here reads: what it is, what to do about it, how its names end, and as a pattern how it begins."""
+_UNREADABLE = tuple(end for _, _, ends, _ in _FOREIGN for end in ends.split() if end not in (".xml", ".nxml"))
 _NO_PROSE = (".xml", ".nxml", ".html", ".htm", ".xhtml", ".ipynb", ".conll", ".conllu", ".iob", ".iob2", ".bio")
 """Files of text that are no texts to read beside others: each is a kind of its own in a folder."""
 LOCAL = ("", "file")
@@ -78,25 +123,18 @@ RECODE = (
 """What makes text UTF-8 whose encoding its first bytes do not tell."""
 _NOT_UTF8 = "is {0}, not UTF-8; run iconv -f {0} -t UTF-8 FILE > NEW"
 _NOT_TEXT = f"is not UTF-8 text but {{}}; give {READABLE}"
+_NO_TEXT = "is no plain text but {}; {}"
 _MARKUP = "is no plain text but {}; run pandoc -f {} -t plain --wrap none FILE > NEW.txt and give that"
-_XML = (
-    "is no plain text but XML; take its texts out and give these (for an article of PubMed Central, run "
-    "pandoc -f jats -t plain --wrap none FILE > NEW.txt)"
-)
 _SIGNATURES = (
     (rb"\xff\xfe\0\0|\0\0\xfe\xff", _NOT_UTF8.format("UTF-32")),
     (rb"\xff\xfe|\xfe\xff", _NOT_UTF8.format("UTF-16")),
     (rb"\x1b\$[@B]", _NOT_UTF8.format("ISO-2022-JP")),
-    (rb"%PDF-", _NOT_TEXT.format("a PDF")),
-    (rb"PK\x03\x04", _NOT_TEXT.format("a zip archive or an office document")),
     (_GZIP_MAGIC, _NOT_TEXT.format("gzip, whose name must end in .gz")),
-    (rb"\xfd7zXZ\0", _NOT_TEXT.format("xz")),
-    (rb"\x28\xb5\x2f\xfd", _NOT_TEXT.format("zstd")),
     (rb"PAR1", _NOT_TEXT.format("Parquet, whose name must end in .parquet")),
     (rb"ARROW1", _NOT_TEXT.format("Arrow, whose name must end in .arrow")),
     (rb"(?is)(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", _MARKUP.format("HTML", "html")),
-    (rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|mediawiki)\b", _XML),
     (rb"(?i)(\xef\xbb\xbf)?\s*\{\\rtf", _MARKUP.format("RTF", "rtf")),
+    *((start, _NO_TEXT.format(what, cure)) for what, cure, _, start in _FOREIGN if start),
 )
 """How files begin that are no UTF-8 text, as patterns; what each is, and what to do about it."""
 
@@ -156,8 +194,8 @@ def _find_files(entry: str, *, by_names: bool = True) -> list[SourceFile]:
     scheme, _, path = entry.rpartition("://")
     files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path, by_names)
     for file in files:
-        if file.path.lower().endswith(_UNREADABLE):
-            raise CorpusError(f"--corpus {entry!r} includes {file.path}, whose format cannot be read; give {READABLE}.")
+        if fault := find_foreign(file.path):
+            raise CorpusError(f"--corpus {entry!r} includes {file.path}, which {fault}.")
     return sorted(files, key=lambda file: file.path)
 
 
@@ -439,6 +477,14 @@ def _find_form(path: str) -> str:
     return find_suffix(path) if path.lower().endswith(_UNREADABLE) or name.endswith(_NO_PROSE) else _find_kind(path)
 
 
+def find_foreign(path: str) -> str:
+    """Say what a file is, by its name, that nothing here reads, and what to do about it; empty: its name says less."""
+    for what, cure, ends, _ in _FOREIGN:
+        if path.lower().endswith(tuple(ends.split())):
+            return _NO_TEXT.format(what, cure)
+    return ""
+
+
 def find_suffix(path: str) -> str:
     """Return what a path's last name ends in, in small letters and without .gz."""
     name = path.rsplit("/", 1)[-1].lower().removesuffix(_GZIP)
@@ -531,6 +577,22 @@ def require_text(path: str, head: bytes) -> None:
                 fault = _NOT_UTF8.format(name)
     if fault:
         raise CorpusError(f"{path} {fault}.")
+
+
+def read_list(path: Path, named: str) -> str:
+    """Return the text of a small file that an option names, through gzip if its name says so.
+
+    It must be UTF-8, with or without a byte-order mark. `named` is what a CorpusError calls the file.
+    """
+    if fault := find_foreign(str(path)):
+        raise CorpusError(f"{named} {fault}.")
+    try:
+        with open_stream(SourceFile(str(path), TEXT, path.stat().st_size)) as stream:
+            content = stream.read()
+        require_text(named, content[:HEAD_BYTES])
+        return content.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise CorpusError(f"{named} cannot be read as UTF-8 text ({to_line(error)}).") from error
 
 
 def require_lines(path: str, head: bytes) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.text.data.files import part_words
+from domext_ray.text.data.files import find_suffix, part_words
 from domext_ray.text.data.tables import COLUMNS_AS_TEXT, JSON_AS_TEXT, SEPARATORS, Forms
 
 ITEMS = ".[]"
@@ -40,7 +40,9 @@ _FORMS = {
     ),
     r'\{\s*"schema"\s*:\s*\{': ("an object of a schema and data, as pandas writes them", ".data[]"),
 }
-_WRAPPED = re.compile(rf'\{{(?:\s*{_KEY}\s*(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)\s*,)*\s*"([^"\\]+)"\s*:\s*\[\s*\{{')
+_KEY_HERE, _ROWS_HERE, _NEXT = re.compile(rf"\s*({_KEY})\s*"), re.compile(r"\[\s*\{"), re.compile(r"\s*,")
+_PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""A key that jq takes without quotes."""
 _MOST = 3 / 4
 """Of an object that has its rows in an array."""
 _FEWEST_IDS = 20
@@ -65,18 +67,20 @@ def require_json_lines(
     """Refuse JSON that is not JSON Lines, by its beginning.
 
     A first row that has one of `fields`, which hold texts, is an object as it should be. `field` is what a text without
-    a field becomes; if it is empty, such a row is not refused here. Nor is JSON whose program for jq is in `taken`.
+    a field becomes; if it is empty, such a row is not refused here. Nor is JSON whose program for jq is in `taken`; one
+    object that has its rows in an array always is.
     """
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    what, program = ("", "") if LINES in taken else _find_wrapped(text, fields)
-    if not program:
-        what, program = _find_form(text, fields)
+    what, program = _find_form(text, fields)
+    if program in ("", LINES, *taken):
+        wrapped = _find_wrapped(text, fields, is_document=find_suffix(path) == ".json")
+        what, program = wrapped if wrapped[1] else (what, program)
     if program and program not in taken and (field or "FIELD" not in program):
         program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
-        program = shlex.quote(program)
+        is_gzip = path.lower().endswith(".gz")
+        call = f"gunzip -c FILE | jq -c {shlex.quote(program)}" if is_gzip else f"jq -c {shlex.quote(program)} FILE"
         raise CorpusError(
-            f"{path} is not JSON Lines, an object a line, but {what}; run jq -c {program} FILE > NEW.jsonl "
-            "and give that."
+            f"{path} is not JSON Lines, an object a line, but {what}; run {call} > NEW.jsonl and give that."
         )
 
 
@@ -114,20 +118,45 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
     return form
 
 
-def _find_wrapped(text: str, fields: Sequence[str]) -> tuple[str, str]:
-    """What one object is that has its rows in an array, and the program; see `_find_form`."""
-    if (found := _WRAPPED.match(text)) is None:
+def _find_wrapped(text: str, fields: Sequence[str], *, is_document: bool) -> tuple[str, str]:
+    """What one object is that has its rows in an array, and the program; see `_find_form`.
+
+    `is_document` says that the file's name is one of a whole document, whose rows need no line breaks.
+    """
+    key, start = _find_rows(text)
+    if not key:
         return "", ""
-    key = json.loads(f'"{found[1]}"')
     try:
         value, end = json.JSONDecoder().raw_decode(text)
-        is_most = len(json.dumps(value[key])) > _MOST * len(json.dumps(value))  # else these are of a text beside them
+        rows = [own for own in value.values() if isinstance(own, list) and own and isinstance(own[0], dict)]
+        is_most = len(json.dumps(rows)) > _MOST * len(json.dumps(value))  # else these are of a text beside them
         is_row = bool(text[end:].strip()) or _has_text(value, fields) or not is_most
     except (ValueError, RecursionError):  # it is longer than this beginning: a row would have no line breaks
-        is_row = "\n" not in text[: found.end()] or any(json.dumps(field) in found[0] for field in fields)
+        has_fields = [any(json.dumps(field) in part for field in fields) for part in (text[:start], text[start:])]
+        is_row = has_fields[0] or ("\n" not in text[:start] and not (is_document and has_fields[1]))
     if is_row:
         return "", ""
-    return f"an object with an array in {key}", f".{key if key.isidentifier() else json.dumps(key)}[]"
+    return (
+        f"an object with an array in {key}",
+        f".{key if _PLAIN_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)}[]",
+    )
+
+
+def _find_rows(text: str) -> tuple[str, int]:
+    """The first key of an object that has an array of objects, and where that begins; an empty key: there is none."""
+    place, decoder = 1, json.JSONDecoder()
+    while text.startswith("{") and (found := _KEY_HERE.match(text, place)):
+        if _ROWS_HERE.match(text, found.end()):
+            return json.loads(found[1].rstrip(": \t\r\n")), found.end()
+        try:
+            end = decoder.raw_decode(text, found.end())[1]
+        except (ValueError, RecursionError):  # it is longer than this beginning, or no JSON
+            break
+        comma = _NEXT.match(text, end)
+        if comma is None:
+            break
+        place = comma.end()
+    return "", 0
 
 
 def _find_place(text: str) -> str:

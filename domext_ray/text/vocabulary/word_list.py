@@ -14,6 +14,7 @@ from pathlib import Path
 from domext_ray.config.pretrain import WORD_FAULTS, WordFault
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.documents import clean_text
+from domext_ray.text.data.files import read_list
 from domext_ray.text.vocabulary.extension import BaseVocabulary
 from domext_ray.text.vocabulary.family import MAX_WORD_CHARS, PREFIX
 
@@ -49,10 +50,8 @@ def read_words(
     Lines that can be no new word are refused, or left out if their kind is in `skip`. `tell` takes a sentence about
     those that are left out, and one about those that are read otherwise than they are written.
     """
-    try:
-        texts = Path(path).expanduser().read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"--{option} {path!r} cannot be read as UTF-8 text ({error}).") from error
+    text = read_list(Path(path).expanduser(), f"--{option} {path!r}")
+    texts = re.sub("\r\n?", "\n", text).removesuffix("\n").split("\n")
     if texts == [""]:
         raise CorpusError(f"--{option} {path!r} is empty; give one word per line.")
     lines, taken = list[_Line](), dict[str, int]()
