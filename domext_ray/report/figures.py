@@ -309,13 +309,27 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     return tabulate_summary(summary).show_text(gap=3)
 
 
+def find_comparable(summary: Mapping[str, Any]) -> Figure:
+    """Return the figure that says what a run has changed: its loss, or of another vocabulary than the base's the bits.
+
+    The losses of two vocabularies are of other tokens, and do not compare.
+    """
+    figures = list_figures(summary)
+    names = ("word_bits", "bits", "loss") if "of_base" in summary else ("loss",)
+    return next((figures[name] for name in names if name in figures and figures[name].direction), figures["loss"])
+
+
 def describe_result(summary: Mapping[str, Any]) -> str:
     """Return in one sentence where a run's figures went; the figures stand in the table below it."""
-    loss, accuracy, *others = list_figures(summary).values()
-    if not loss.direction:
-        return f"{loss.name[0].upper()}{loss.name[1:]} was not measured after training."
-    said = f"{loss.name[0].upper()}{loss.name[1:]} {loss.direction}"
-    if accuracy.direction:
+    figures, own = list_figures(summary), find_comparable(summary)
+    loss, accuracy, *others = figures.values()
+    name = f"{own.name[0].upper()}{own.name[1:]}"
+    if not own.direction:
+        return f"{name} was not measured after training."
+    said = f"{name} {own.direction}"
+    if own.name != loss.name:
+        said = f"{name} {own.direction} from {own.show(own.reference)} to {own.show(own.after)} (lower is better)"
+    elif accuracy.direction:
         said += f" and {accuracy.name.removeprefix('held-out ')} {accuracy.direction}"
     if others and others[-1].direction:
         said += f", while accuracy on general sentences {others[-1].direction}"

@@ -15,6 +15,7 @@ from domext_ray.report.figures import (
     describe_result,
     describe_sizes,
     estimate_share,
+    find_comparable,
     format_summary,
     list_columns,
     list_figures,
@@ -110,7 +111,24 @@ def test_the_base_stands_before_a_model_that_begins_otherwise() -> None:
     assert "Before is the base itself" in said and "counted from the untrained model" in said
     assert "the 3,000 general words that are one token for it" in said
     assert "untrained" not in describe_sizes(SUMMARY) + "".join(list_columns(SUMMARY))
-    assert describe_result(summary).endswith("while accuracy on general sentences fell.")
+    assert describe_result(summary) == (
+        "Bits per character fell from 2.000 to 1.710 (lower is better), while accuracy on general sentences fell."
+    )
+
+
+def test_the_result_of_new_words_is_told_by_what_compares_vocabularies() -> None:
+    """Whatever the loss of tokens did: those of two vocabularies are others."""
+    words = {"before": 1.6, "after": 1.539}
+    domain = {**SUMMARY["domain"], "word_bits_per_character": words}
+    of_base = {"domain": {"word_bits_per_character": 1.490}, "general": {}, "general_words": 3000}
+    summary = {**SUMMARY, "domain": domain, "of_base": of_base}
+    said = "Word bits per character rose from 1.490 to 1.539 (lower is better)"
+    assert describe_result(summary).startswith(said), "the loss fell from 4.8 to 3.6"
+    figure = find_comparable(summary)
+    assert (figure.name, figure.reference, figure.after) == ("word bits per character", 1.490, 1.539)
+    words["after"] = 1.4
+    assert describe_result(summary).startswith("Word bits per character fell from 1.490 to 1.400")
+    assert find_comparable(SUMMARY).name == "held-out domain loss"
 
 
 def test_accuracies_have_intervals_and_losses_none() -> None:
