@@ -35,6 +35,8 @@ from domext_ray.families.windows import RowTemplate, make_cutting_backend, plan_
 if TYPE_CHECKING:
     from torch import Tensor
 
+HAS_PAIRS = "has_pairs"
+"""What the state of a task calls it that all of its training were pairs."""
 _UNLABELLED = ("-1", "-")
 MOST_UNLABELLED, MOST_UNLABELLED_PAIRS = 0.05, 0.5
 """Share of texts, and of pairs, with a label that may say "none" above which it may be a class as well: opinions about
@@ -138,20 +140,20 @@ class TextRows(Task):
     """
 
     cuts_texts = True
-    state_rules = {"has_pairs": BOOL}
+    state_rules = {HAS_PAIRS: BOOL}
 
     def learn(self) -> dict[str, Any]:
         """Find out whether the examples are pairs."""
         train = self.data.train
-        return {**super().learn(), "has_pairs": bool(train) and all(example.pair is not None for example in train)}
+        return {**super().learn(), HAS_PAIRS: bool(train) and all(example.pair is not None for example in train)}
 
     def state_dict(self) -> dict[str, Any]:
         """See `StagedTask.state_dict`."""
-        return {name: value for name, value in super().state_dict().items() if name != "has_pairs" or value}
+        return {name: value for name, value in super().state_dict().items() if name != HAS_PAIRS or value}
 
     def load_state_dict(self, state: State) -> None:
         """See `StagedTask.load_state_dict`."""
-        super().load_state_dict({"has_pairs": False, **state})
+        super().load_state_dict({HAS_PAIRS: False, **state})
 
     @classmethod
     def check_set(cls, splits: Mapping[str, Sequence[Any]], side: Any, issues: DataIssues) -> None:
@@ -217,7 +219,7 @@ class TextRows(Task):
 def read_texts(row: SetRow) -> tuple[str, str | None]:
     """Return a text and its pair, which is optional unless the description names its column, or a model reads pairs."""
     text, has_pair = row.read_text("text"), row.get("pair") is not None
-    if not has_pair and row.state.get("has_pairs"):
+    if not has_pair and row.state.get(HAS_PAIRS):
         named = " or ".join(map(repr, row.fields["pair"]))
         row.leave_out(f"has no field {named}; the model has learned from pairs of texts")
     return text, row.read_text("pair") if has_pair or "pair" in row.description.required else None

@@ -32,6 +32,7 @@ from domext_ray.inference.parts import (
     Work,
     describe_losses,
     gather_counts,
+    hash_ids,
     is_blank,
     measure_rate,
     resolve_output,
@@ -150,7 +151,8 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
 def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedConfig, path: Path) -> BlockRecord:
     """Make the vectors of a block's rows and write its part; rows without text have none, malformed ones no row.
 
-    In the record "malformed" has file, line and reason of each, and "cases" how many texts were cut.
+    In the record "malformed" has file, line and reason of each, "ids" what `hash_ids` returns, and "cases" how many
+    texts were cut.
     """
     kept, texts, malformed = split_malformed(
         rows, lambda row: check_text(row.values, shown=config.field), is_strict=config.strict
@@ -162,7 +164,8 @@ def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedCon
     pq.write_table(pa.table(columns), path)
     what = f"texts have more than {embed.longest} tokens, and their vectors leave out the rest"
     cases = {what: int(is_cut.sum())} if is_cut.any() else {}
-    return {"rows": len(kept), "empty": int((~has_text).sum()), "malformed": malformed, "cases": cases}
+    counts = {"rows": len(kept), "empty": int((~has_text).sum()), "malformed": malformed}
+    return {**counts, "ids": hash_ids(kept), "cases": cases}
 
 
 def _to_arrow(vectors: np.ndarray, is_valid: np.ndarray) -> pa.FixedSizeListArray:

@@ -147,7 +147,7 @@ class _BlockReader:
                 given = as_whole(given) if isinstance(given, float) else given  # numbers with a gap, as pandas has them
                 is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
                 own = str(given) if is_id else f"{name}:{line}"
-                yield InputRow(own, file.path, line, values, find_fault(own, ID_FIELD))
+                yield InputRow(own, file.path, line, values, find_fault(own, ID_FIELD), has_id=is_id)
         if line != piece.first + piece.count:
             raise CorpusError(f"{file.path} has changed while it was read; start the job again.")
 

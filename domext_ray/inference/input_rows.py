@@ -37,6 +37,7 @@ class InputRow:
     values: Mapping[str, Any] = field(default_factory=dict)  # its fields by name
     fault: str = ""  # why it cannot be used, as it follows "the row" in a sentence; empty: it can
     example: Any = None  # what was made of it already; None: nothing
+    has_id: bool = False  # its id is that of its field, which another row may have, too
 
 
 @dataclass(frozen=True)

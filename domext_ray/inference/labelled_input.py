@@ -46,6 +46,16 @@ class LabelledInput(BlockInput):
             cut_again(example, self.marks) if isinstance(example, RawSentence) else example for example in examples
         )
 
+    def require_pairs(self) -> None:
+        """Refuse examples without a second text: the model has learned from pairs of texts."""
+        singles = [example.source for example in self.read() if getattr(example, "pair", None) is None]
+        if singles:
+            raise CorpusError(
+                f"{len(singles):,} of {self.num_rows:,} examples of {self.split} have no second text (the first is "
+                f"{singles[0]}), and the model has learned from pairs of texts; set columns.pair in "
+                f"{self.description.yaml} to the column that has them, or take these rows out."
+            )
+
     def list_files(self) -> list[FileRecord]:
         return hash_by_file(_list_lines(self.read()))
 

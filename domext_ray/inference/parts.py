@@ -18,6 +18,7 @@ are refused, since parts of two jobs would make no whole.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -27,13 +28,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TextIO, TypeAlias, TypeVar
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
 from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.inference.input_plan import Block, InputPlan
-from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
+from domext_ray.inference.input_rows import ID_FIELD, TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.submission import SubmissionInput
 from domext_ray.runs.run_directory import RUN, check_identity, lock_run, read_identity, write_config, write_run
@@ -57,6 +60,8 @@ BlockRecord: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Block, Path], BlockRecord]
 """Writes what comes of a block to a path, and says what it counted; the path may be left without a file."""
 
+_ID_BYTES = 8
+"""Of an id's hash."""
 ConfigT = TypeVar("ConfigT", PredictConfig, EmbedConfig)
 
 
@@ -99,6 +104,13 @@ class BlockFolder:
             found = fault or f"{self.find_part(number)} was written on another node and is not there on this one"
             raise RunError(f"{found}; run the same command again, with an --output that all nodes share.")
         return record
+
+    def read_ids(self, number: int) -> list[str]:
+        """Return the ids of the rows of a block's part, in order."""
+        part = self.find_part(number)
+        if self.suffix == ".parquet":
+            return pq.read_table(part, columns=[ID_FIELD]).column(ID_FIELD).to_pylist()
+        return [json.loads(line)[ID_FIELD] for line in part.read_bytes().splitlines()]
 
     def make_part(self, block: Block, work: Work) -> BlockRecord:
         """Make a block's part, and return its record."""
@@ -314,8 +326,33 @@ def is_blank(row: InputRow) -> bool:
     return isinstance(text, str) and not text.strip()
 
 
+def hash_ids(rows: Sequence[InputRow]) -> bytes:
+    """Return eight bytes for each row of a block that has an id of its own, in order: all ids fill too much memory."""
+    own = (row.id.encode("utf-8", "surrogatepass") for row in rows if row.has_id)
+    return b"".join(hashlib.blake2b(given, digest_size=_ID_BYTES).digest() for given in own)
+
+
+def _find_repeated(plan: BlockPlan[Any]) -> dict[str, Any]:
+    """Return "first", the first id that an earlier row has, and "rows", how many rows have such ids; empty: none."""
+    hashes = np.frombuffer(b"".join(record.get("ids", b"") for record in plan.read_records()), dtype="<u8")
+    firsts = np.unique(hashes, return_index=True)[1]
+    if len(firsts) == len(hashes):
+        return {}
+    is_repeated = np.ones(len(hashes), dtype=bool)
+    is_repeated[firsts] = False
+    wanted = hashes[np.argmax(is_repeated)].tobytes()
+    for block in plan.input.blocks:
+        for given in plan.blocks.read_ids(block.number):
+            if hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=_ID_BYTES).digest() == wanted:
+                return {"first": given, "rows": int(is_repeated.sum())}
+    return {}
+
+
 def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
-    """Write malformed.jsonl; return "rows", "empty", "malformed", "first_malformed" and "cases" of all blocks.
+    """Write malformed.jsonl; return the counts of all blocks.
+
+    These are "rows", "empty", "malformed", "first_malformed" and "cases", and of ids that several rows have
+    "repeated_ids" ("first", and "rows" without the first of each).
 
     If no row at all can be used that is refused, and the output is as if the job had not been.
     """
@@ -334,7 +371,9 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
             f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
             "--field, or mend the file."
         )
-    return {**counts, "first_malformed": first, "cases": dict(cases)}
+    repeated = _find_repeated(plan)
+    named = {"repeated_ids": repeated} if repeated else {}
+    return {**counts, "first_malformed": first, "cases": dict(cases), **named}
 
 
 def measure_rate(num_rows: int, seconds: float) -> dict[str, Any]:
@@ -349,7 +388,7 @@ def write_lines(file: TextIO, records: Sequence[Any]) -> None:
 
 
 def describe_losses(summary: Mapping[str, Any], folder: Place, lacking: str) -> list[str]:
-    """Return the sentences about rows without text, those that are malformed, and those that were cut or are odd.
+    """Return the sentences about rows without text, malformed ones, ids of several, and what was cut or is odd.
 
     `lacking` is what follows "rows have no text, so ".
     """
@@ -358,5 +397,11 @@ def describe_losses(summary: Mapping[str, Any], folder: Place, lacking: str) -> 
         lines.append(
             f"{summary['malformed']:,} rows are malformed and left out; {folder / MALFORMED} names them, the first is "
             f"{summary['first_malformed']}."
+        )
+    if repeated := summary.get("repeated_ids"):
+        lines.append(
+            f"{repeated['rows']:,} rows have an id that an earlier row has, the first is {repeated['first']!r}: only "
+            "the order, which is the input's, tells them apart; give each row its own id, or take the field "
+            f"{ID_FIELD!r} out, so that file and line are the id."
         )
     return lines + [f"{number:,} {what}." for what, number in summary["cases"].items()]

@@ -31,6 +31,7 @@ from domext_ray.inference.parts import (
     Work,
     describe_losses,
     gather_counts,
+    hash_ids,
     is_blank,
     measure_rate,
     resolve_output,
@@ -154,14 +155,17 @@ def _plan_rows(config: PredictConfig, model: PlannedModel) -> InputPlan | Labell
     family = plan.description.task
     if family != model.task:
         raise ConfigError(f"--task {config.task!r} is {family}; the task of {config.model!r} is {model.task}.")
+    if model.has_pairs:
+        plan.require_pairs()
     return plan
 
 
 def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig, path: Path) -> BlockRecord:
     """Predict a block's rows and write its part; rows without text have empty predictions, malformed ones none.
 
-    In the record "labels" says how often each was predicted, "malformed" has file, line and reason of each, and "cases"
-    how many examples were odd; "predictions" are scored, if the set is labelled, and "records" are for a submission.
+    In the record "labels" says how often each was predicted, "malformed" has file, line and reason of each, "ids" what
+    `hash_ids` returns, and "cases" how many examples were odd; "predictions" are scored, if the set is labelled, and
+    "records" are for a submission.
     """
     kept, examples, malformed = split_malformed(
         rows,
@@ -180,6 +184,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "empty": num_empty,
         "labels": dict(labels),
         "malformed": malformed,
+        "ids": hash_ids(kept),
         "cases": predictor.take_cases(),
         "predictions": found.predictions if any(row.example is not None for row in rows) else [],
         "records": predicted if config.submission else [],

@@ -23,6 +23,7 @@ from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import make_described_task
+from domext_ray.families.texts import HAS_PAIRS
 from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
@@ -38,6 +39,10 @@ from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 _WORD = "the row"
+_PAIRS = (
+    "rows have a second text, and the model has not learned from pairs alone (one of version 0.1.0 does not say it): "
+    "what is predicted of them may mean little"
+)
 
 
 class Predictor(Protocol):
@@ -69,7 +74,8 @@ class TaskPredictor:
         if self.family.weighs_labels:
             by_label = pa.struct({label: pa.float64() for label in description.labels})
             self.schema = {**self.schema, "probabilities": by_label}
-        self.predict, self.take_cases = model.predict, model.take_cases
+        self._model, self._num_pairs = model, 0
+        self._knows_pairs = HAS_PAIRS not in self.family.state_rules or bool(self.state.get(HAS_PAIRS))
 
     def make_example(self, values: Mapping[str, Any], shown: str) -> Example:
         """Make an example of the family; see `inference.examples`."""
@@ -77,6 +83,17 @@ class TaskPredictor:
             return make_example(self.family.family, values, _WORD, self.state)
         except CorpusError as error:
             raise RowError(str(error).removeprefix(_WORD).strip(" :").removesuffix(".")) from error
+
+    def predict(self, examples: Sequence[Example]) -> Predicted:
+        """See `Predictor.predict`."""
+        if not self._knows_pairs:
+            self._num_pairs += sum(getattr(example, "pair", None) is not None for example in examples)
+        return self._model.predict(examples)
+
+    def take_cases(self) -> dict[str, int]:
+        """See `Predictor.take_cases`; of pairs, whether the model has learned from pairs alone."""
+        cases, self._num_pairs = {_PAIRS: self._num_pairs} if self._num_pairs else {}, 0
+        return {**self._model.take_cases(), **cases}
 
     def count_labels(self, record: Mapping[str, Any]) -> list[str]:
         """See `Predictor.count_labels`."""
@@ -92,6 +109,7 @@ class PlannedModel:
     sha256: str  # of all that its predictions depend on
     labels: tuple[str, ...] = ()  # classes, entity types or predicates, where the task has any
     marks: WordMarks = NO_MARKS  # by which it cuts running text
+    has_pairs: bool = False  # all that it has learned from are pairs of texts
 
     def name_fields(self, text: str) -> FieldNames:
         """Return the fields that are read of a row; `text` is the one that holds the text."""
@@ -105,7 +123,8 @@ def find_model(source: Source, config: PredictConfig) -> PlannedModel:
     """Look at a model; of a task no tensor is read but those that recall terms."""
     if config.task != FILL_MASK and (found := open_task(source, config.long_texts)) is not None:
         own = found.description
-        return PlannedModel(source, own.family, found.hash(), own.labels, WordMarks.from_json(own.state))
+        marks, has_pairs = WordMarks.from_json(own.state), bool(own.state.get(HAS_PAIRS))
+        return PlannedModel(source, own.family, found.hash(), own.labels, marks, has_pairs)
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, source, config, torch.device("cpu"))

@@ -93,6 +93,16 @@ def test_npy_is_one_array_with_its_ids(config: EmbedConfig) -> None:
     assert not (folder / PARTS).exists()
 
 
+def test_ids_of_several_vectors_are_told(config: EmbedConfig) -> None:
+    path = Path(config.input)
+    path.write_text(path.read_text().replace('"t4"', '"t0"'))
+    for format in ("parquet", "npy"):
+        folder = embed_here(replace(config, format=format, output=f"{config.output}-{format}"))
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["repeated_ids"] == {"first": "t0", "rows": 1}
+        assert describe_losses(summary, Place(folder), "")[-1].startswith("1 rows have an id that an earlier row has")
+
+
 def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:
     tokenizer = AutoTokenizer.from_pretrained(config.model)
     lengths = sorted(len(tokenizer(text)["input_ids"]) for text in TEXTS)

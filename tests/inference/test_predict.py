@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def test_every_row_has_its_prediction_in_order(config: PredictConfig) -> None:
     (malformed,) = map(json.loads, (plan.folder / MALFORMED).read_text().splitlines())
     assert malformed == {"file": config.input, "line": 5, "reason": "the row has no field 'text'"}
     assert f"{config.input}:5: the row has no field 'text'" in plan.format_summary(summary)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_ids_of_several_rows_are_told(format: str, config: PredictConfig) -> None:
+    """In whichever blocks they are; rows without an id are told apart by their places."""
+    ids: list[str | int | None] = [1, "a", None, 2, "b", "2", None, "a", 2]
+    rows = [{"text": "a [MASK]"} if given is None else {"text": "a [MASK]", "id": given} for given in ids]
+    Path(config.input).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = plan_prediction(replace(config, format=format))  # type: ignore[arg-type]
+    work_on(plan)
+    summary = plan.finish(9, 1.0)
+    assert summary["repeated_ids"] == {"first": "2", "rows": 3}
+    said = "3 rows have an id that an earlier row has, the first is '2': only the order, .*; give each row its own"
+    assert re.search(said, plan.format_summary(summary))
+    Path(config.input).write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    plan = plan_prediction(replace(config, output=f"{config.output}-2"))
+    work_on(plan)
+    summary = plan.finish(5, 1.0)
+    assert "repeated_ids" not in summary and "an earlier row" not in plan.format_summary(summary)
 
 
 def test_parquet_has_the_same_columns_in_every_part(config: PredictConfig) -> None:

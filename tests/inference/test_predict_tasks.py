@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from changed_files import REPLACED
-from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, export_fitted, fit, make_raw
+from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, draw_set, export_fitted, fit, make_raw
 from labelled_fixtures import write, write_ner
 
 from domext_ray.config.inference import PredictConfig
@@ -135,6 +135,39 @@ def test_windows_find_what_stands_behind_the_cut(start: StartModel, tmp_path: Pa
         plan_prediction(
             PredictConfig(**{**given, "model": str(tagger)}, long_texts="windows", output=str(tmp_path / "x"))
         )
+
+
+def test_a_model_of_pairs_scores_no_single_texts_and_one_of_texts_tells_of_pairs(
+    start: StartModel, tmp_path: Path
+) -> None:
+    singles = draw_set("multilabel")
+    pairs = replace(
+        singles,
+        **{name: tuple(replace(own, pair="the sun") for own in found) for name, found in singles.splits.items()},
+    )
+    folder, rows = tmp_path / "set", [{"text": "the cat", "labels": ["animal"]}, {"text": "a wind", "labels": []}]
+    folder.mkdir()
+    paired = [{**row, "text_b": "the sun"} for row in rows]
+    (tmp_path / "set.yaml").write_text("name: set\ntask: multilabel\ncolumns: {pair: [pair, text_b]}\n")
+    of_pairs = str(export_fitted(start, "multilabel", tmp_path / "pairs", data=pairs))
+    of_texts = str(export_fitted(start, "multilabel", tmp_path / "texts", data=singles))
+
+    def plan(model: str, rows: list[dict[str, Any]], task: str) -> PredictPlan:
+        (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        output = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        output.mkdir()
+        return work_on(PredictConfig(model=model, task=task, input=str(folder), output=str(output)))
+
+    for some in (rows, [paired[0], rows[1]]):
+        with pytest.raises(
+            CorpusError, match=r"[12] of 2 examples of test have no second text \(the first is .*test.js"
+        ):
+            plan(of_pairs, some, "multilabel")
+    assert plan(of_pairs, paired, str(tmp_path / "set.yaml")).blocks.read(0)["cases"] == {}
+    assert plan(of_texts, rows, "multilabel").blocks.read(0)["cases"] == {}
+    cases = plan(of_texts, paired, str(tmp_path / "set.yaml")).blocks.read(0)["cases"]
+    ((what, number),) = cases.items()
+    assert number == 2 and what.startswith("rows have a second text, and the model has not learned from pairs alone")
 
 
 def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
