@@ -22,6 +22,13 @@ _FEWEST = 20
 """Labels of one example each that are too many, if half of what is labelled has such a one."""
 _FEWEST_SHARED = 5
 """Examples that two splits have are told as a warning if they are so many at least, and half of one."""
+_TWINS = str.maketrans(
+    "АВЕКМНОРСТУХІЅЈаеорсухіѕјΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",  # noqa: RUF001
+    "ABEKMHOPCTYXISJaeopcyxisjABEZHIKMNOPTYXo",
+)
+"""Letters of Cyrillic and Greek -> those of Latin that look the same."""
+_TRUTH = {"true": "1", "false": "0"}
+"""What a truth value is where other rows have numbers."""
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
 
@@ -103,8 +110,10 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
         folded[_fold(label)].append(label)
     for same in folded.values():
         if len(same) > 1:
-            *others, last = map(_show_label, same)
             how = "differ in case alone" if len({*map(str.casefold, same)}) == 1 else "look alike"
+            how = "may mean the same" if _TRUTH.keys() & {*map(str.casefold, same)} else how
+            is_alike = how == "look alike"
+            *others, last = (ascii(e) if is_alike and e.translate(_TWINS) != e else _show_label(e) for e in same)
             warnings.append(f"The labels {', '.join(others)} and {last} {how}; they are {len(same)} labels here.")
     known = Counter(label for example in splits.get("train", ()) for label in example.list_labels())
     num_single = sum(number == 1 for number in known.values())
@@ -133,7 +142,8 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
 def _fold(label: str) -> str:
     """What two labels that look alike have in common."""
     shown = "".join(char for char in unicodedata.normalize("NFKC", label) if unicodedata.category(char) != "Cf")
-    return " ".join(shown.casefold().split())
+    folded = " ".join(shown.translate(_TWINS).casefold().split())
+    return _TRUTH.get(folded, folded)
 
 
 def _show_label(label: str) -> str:

@@ -373,7 +373,8 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "rows": {"rows": JSON_ROWS, "next": ""},
     "Größen": {"Größen": JSON_ROWS},
     "my rows": {"my rows": JSON_ROWS * 200},
-    "train": {"train": JSON_ROWS, "dev": JSON_ROWS},
+    "train": {"train": JSON_ROWS, "dev": JSON_ROWS[:9]},
+    "longest": {"features": [{"name": "text"}], "longest": JSON_ROWS},
 }
 LONG = "z" * 70_000
 TAKEN = {  # first rows that look like another form

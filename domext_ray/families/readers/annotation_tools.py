@@ -1,7 +1,8 @@
 """Rows as annotation tools export them -> rows with a text and its entities or labels, by column.
 
 Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
-Prodigy (whose rows may lack it), of Dataturks (whose ends are inclusive) and of GLiNER (whose entities count words).
+Prodigy (whose rows may lack it), of spaCy (whose categories are 0 or 1 each, as `cats`), of Dataturks (whose ends are
+inclusive) and of GLiNER (whose entities count words).
 Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
 """
 
@@ -13,15 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.cells import shorten
+from domext_ray.families.readers.cells import read_mark, shorten
 from domext_ray.families.readers.columns import get_value
 from domext_ray.families.readers.issues import DataIssues, Record
-from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.families.readers.set_description import Column, SetDescription
 
 _MIN_COLUMNS = {"annotation_id", "annotator", "lead_time"}
 """Columns of JSON-MIN beside those of a task."""
 _PRODIGY_COLUMNS = {"_input_hash", "_task_hash", "_view_id", "answer"}
 """Columns of Prodigy, whose rows may lack spans, too."""
+_CATS = "cats"
+"""What spaCy calls the categories of a text."""
 _SPELT = ("{", "[")
 """A cell of its CSV that begins so spells several choices."""
 _KINDS = {"entities": "labels", "label": "choices", "labels": "choices"}
@@ -41,6 +44,8 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
         yield from _read_tasks([*records], description, issues)
     elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
         yield from _fill([*records], description, role)
+    elif role in ("label", "labels") and (name := _find_marks(first, description.columns[role])) is not None:
+        yield from _read_marks(records, description, issues, role, name)
     else:
         readers = _READERS.items() if role == "entities" else ()
         read = next((read for needed, read in readers if needed <= columns), None)
@@ -59,6 +64,34 @@ def _fill(records: Sequence[Record], description: SetDescription, role: str) -> 
         elif role == "labels" and isinstance(choice := values.get(used), str) and not choice.startswith(_SPELT):
             values[used] = [choice]  # a single one, whatever separators are in it
         yield replace(record, values=values)
+
+
+def _find_marks(first: Record, names: Sequence[Column]) -> Column | None:
+    """Return the column that has an object of labels with a 0 or 1 each, spaCy's `cats` among them; None: none has."""
+    name = next((name for name in (*names, _CATS) if name in first.values), None)
+    value = first.values.get(name)
+    return name if isinstance(value, Mapping) and "choices" not in value else None
+
+
+def _read_marks(
+    records: Iterable[Record], description: SetDescription, issues: DataIssues, role: str, name: Column
+) -> Iterator[Record]:
+    """Give each row the labels that are at 1 (or true) as its labels, or the one of them as its class."""
+    for record in records:
+        given = record.values.get(name)
+        try:
+            marks = {str(label): read_mark(mark) for label, mark in given.items()} if isinstance(given, Mapping) else {}
+        except ValueError:
+            marks = {"": None}
+        found, detail = [label for label, mark in marks.items() if mark], "" if given is None else given
+        if not isinstance(given, Mapping) or None in marks.values():
+            issues.add(record.source, "row", f"has no object with 0 or 1 for each label as {name!r}", detail)
+        elif role == "label" and len(found) != 1:
+            fault = f"has {'several' if found else 'none'} of its {name!r} at 1, of which"
+            issues.add(record.source, "row", f"{fault} a class is one (--task multilabel takes all)", detail)
+        else:
+            values = {**record.values, description.columns[role][0]: found if role == "labels" else found[0]}
+            yield replace(record, values=values)
 
 
 def _is_task(record: Record) -> bool:

@@ -115,7 +115,8 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
     else:
         read_text(path)  # what is no text is refused as what it is
         raise CorpusError(
-            f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet."
+            f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet, by what "
+            "it holds, or write its rows as one of these."
         )
 
 
@@ -377,6 +378,12 @@ def read_squad(path: Path, description: SetDescription) -> Iterator[Record]:
             f"{description.yaml} for rows with question, context and answers."
         )
     for i, article in enumerate(list_items(path, _require_different_keys(path, data)["data"], "data")):
+        if isinstance(article, dict) and "question" in article and "paragraphs" not in article:
+            raise CorpusError(
+                f"{path}:data[{i}] has another layout: it is a question by itself, where SQuAD has articles with "
+                f"paragraphs; run jq -c '.data[]' FILE > NEW.jsonl, give that, and write reader: records in "
+                f"{description.yaml}."
+            )
         for j, paragraph in enumerate(_list_parts(path, article, "paragraphs", f"data[{i}]")):
             place = f"data[{i}].paragraphs[{j}]"
             questions = _list_parts(path, paragraph, "qas", place)

@@ -82,6 +82,12 @@ _FOREIGN: tuple[tuple[str, str, str, bytes], ...] = (
         b"",
     ),
     (
+        "data of another program",
+        "write its rows as Parquet, CSV or JSON Lines, and give that",
+        ".pkl .pickle .npy .npz .h5 .hdf5 .orc .avro .rds .rdata .sav .dta .sas7bdat .db .sqlite .sqlite3 .mdb",
+        rb"SQLite format 3|\x93NUMPY|\x89HDF|Obj\x01|\x80[\x02-\x05][\x95}\]cX(]",
+    ),
+    (
         "an archive",
         "unpack it, and give the files that are in it",
         ".zip .7z .rar .tar .tgz .tar.gz .tbz2 .txz",

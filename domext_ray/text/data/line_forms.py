@@ -132,7 +132,8 @@ def _find_wrapped(text: str, fields: Sequence[str], *, is_document: bool) -> tup
         is_most = len(json.dumps(rows)) > _MOST * len(json.dumps(value))  # else these are of a text beside them
         is_row = bool(text[end:].strip()) or _has_text(value, fields) or not is_most
     except (ValueError, RecursionError):  # it is longer than this beginning: a row would have no line breaks
-        has_fields = [any(json.dumps(field) in part for field in fields) for part in (text[:start], text[start:])]
+        keys = [rf"{re.escape(json.dumps(field))}\s*:" for field in fields]
+        has_fields = [any(re.search(key, part) for key in keys) for part in (text[:start], text[start:])]
         is_row = has_fields[0] or ("\n" not in text[:start] and not (is_document and has_fields[1]))
     if is_row:
         return "", ""
@@ -143,20 +144,24 @@ def _find_wrapped(text: str, fields: Sequence[str], *, is_document: bool) -> tup
 
 
 def _find_rows(text: str) -> tuple[str, int]:
-    """The first key of an object that has an array of objects, and where that begins; an empty key: there is none."""
-    place, decoder = 1, json.JSONDecoder()
-    while text.startswith("{") and (found := _KEY_HERE.match(text, place)):
-        if _ROWS_HERE.match(text, found.end()):
-            return json.loads(found[1].rstrip(": \t\r\n")), found.end()
+    """The key of an object that has the longest array of objects, and where that begins; an empty key: there is none.
+
+    One that is longer than this beginning is the longest.
+    """
+    place, decoder, found = 1, json.JSONDecoder(), [("", 0, 0)]
+    while text.startswith("{") and (key := _KEY_HERE.match(text, place)):
         try:
-            end = decoder.raw_decode(text, found.end())[1]
-        except (ValueError, RecursionError):  # it is longer than this beginning, or no JSON
-            break
+            end = decoder.raw_decode(text, key.end())[1]
+        except (ValueError, RecursionError):
+            end = len(text)
+        if _ROWS_HERE.match(text, key.end()):
+            found.append((json.loads(key[1].rstrip(": \t\r\n")), key.end(), end))
         comma = _NEXT.match(text, end)
         if comma is None:
             break
         place = comma.end()
-    return "", 0
+    name, start, _ = max(found, key=lambda own: own[2] - own[1])
+    return name, start
 
 
 def _find_place(text: str) -> str:

@@ -209,6 +209,39 @@ def test_forms_of_other_tools(tmp_path: Path, form: str) -> None:
         assert [len(each.entities) for each in made.train if isinstance(each, AnnotatedText)] == [1, 0]
 
 
+def test_cats_of_spacy_are_a_class_or_labels(tmp_path: Path) -> None:
+    rows = [{"text": TEXT, "cats": cats} for cats in ({"A": 1.0, "B": 0.0}, {"A": False, "B": True}, {"A": 0, "B": 1})]
+    lines = {"train.jsonl": dump_lines(rows)}
+    made = load(tmp_path / "class", "classification", lines)
+    assert [each.label for each in made.train if isinstance(each, LabelledText)] == ["A", "B", "B"]
+    assert not [note for note in made.notes if "left out" in note]
+    made = load(tmp_path / "spacy2", "classification", {"train.json": json.dumps([[TEXT, rows[0]], [TEXT, rows[1]]])})
+    assert [each.label for each in made.train if isinstance(each, LabelledText)] == ["A", "B"]
+    odd = [{"text": TEXT, "cats": cats} for cats in ({"A": 1, "B": 1}, {"A": 0.0, "B": 0.0})]
+    made = load(tmp_path / "labels", "multilabel", {"train.jsonl": dump_lines([*rows, *odd])})
+    assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [
+        *(("A",), ("B",), ("B",), ("A", "B"), ()),
+    ]
+    broken = [{"text": TEXT, "cats": cats} for cats in ({"A": 0.7, "B": 0.3}, ["A"], {"A": None})]
+    made = load(tmp_path / "odd", "classification", {"train.jsonl": dump_lines([*rows, *odd, *broken])})
+    assert len(made.train) == 3
+    for said in (
+        "2 x row left out: it has several of its 'cats' at 1, of which a class is one (--task multilabel takes all)",
+        "2 x row left out: it has none of its 'cats' at 1, of which a class is one (--task multilabel takes all)",
+        "6 x row left out: it has no object with 0 or 1 for each label as 'cats'",
+    ):
+        assert any(note.startswith(said) for note in made.notes), made.notes
+    message = refuse(tmp_path / "none", "classification", {"train.jsonl": dump_lines(odd)})
+    assert "has no example" in message and "--task multilabel takes all" in message
+    for task, name in (("classification", "label"), ("multilabel", "labels")):
+        renamed = [{"text": row["text"], name: row["cats"]} for row in rows]
+        made = load(tmp_path / name, task, {"train.jsonl": dump_lines(renamed)})
+        assert [each.list_labels() for each in made.train] == [("A",), ("B",), ("B",)]
+    own = [{"text": TEXT, "label": name, "cats": {"A": 1.0, "B": 0.0}} for name in "AB"]
+    made = load(tmp_path / "own", "classification", {"train.jsonl": dump_lines(own)})
+    assert [each.label for each in made.train if isinstance(each, LabelledText)] == ["A", "B"], "a label decides"
+
+
 def test_other_tools_rows_that_are_broken_are_refused(tmp_path: Path) -> None:
     for i, (row, message) in enumerate(
         [

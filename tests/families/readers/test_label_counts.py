@@ -153,6 +153,8 @@ ALIKE = [
     (("very bad", "very  bad"), "'very  bad' and 'very bad' look alike"),
     (("bad", "bad\u200d"), "'bad' and 'bad\\u200d' look alike"),
     (("Bad", "bad"), "'Bad' and 'bad' differ in case alone"),
+    (("bad", "b\u0430d"), "'bad' and 'b\\u0430d' look alike"),
+    (("true", "1"), "'1' and 'true' may mean the same"),
 ]
 
 
