@@ -10,9 +10,10 @@ Ray is started when it is first needed and stays, so later calls begin at once; 
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from domext_ray.commands.main import find_job
@@ -24,13 +25,16 @@ from domext_ray.progress import draw_bar, quiet_libraries
 from domext_ray.runtime.stopping import raise_user_error
 from domext_ray.storage import Place, Where, require_readable
 from domext_ray.text.data.names import SHIPPED_BASE, check_name
-from domext_ray.training.metrics import MLM, find_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from domext_ray.report.tables import Table
     from domext_ray.text.corpus.manifest import Manifest
+
+
+_SHOWN = 10
+"""Lines of a folder's table, at most, that may be many: labels."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,11 +99,11 @@ class Run:
         return tabulate_summary(self.summary)
 
     def _describe(self) -> str:
+        from domext_ray.report.figures import find_comparable
+
         summary = self.summary
-        names = find_losses(summary["domain"]) or MLM
-        loss = summary["domain"][names.loss]
-        change = f"{loss['before']:.3f} -> {loss['after']:.3f}"
-        return f"{summary['train']['steps']:,} steps, held-out {names.title} {change}"
+        own, steps = find_comparable(summary), summary["train"]["steps"]
+        return f"{steps:,} steps, {own.name} {own.show(own.reference)} -> {own.show(own.after)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,6 +149,31 @@ class FinetunedRun(Run):
     def _describe(self) -> str:
         scores = ", ".join(f"{score:.3f} on {split}" for split, score in self.scores.items())
         return f"{self.metric} {scores}"
+
+
+class Folder(PosixPath):
+    """A folder of results: a path in all, and in a notebook a short table."""
+
+    def _repr_markdown_(self) -> str | None:
+        """What a notebook shows; None, which is as `repr`: there is no table, or none yet."""
+        try:
+            return self._tabulate()
+        except (DomextError, KeyError, FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _tabulate(self) -> str:
+        from domext_ray.files import read_json
+        from domext_ray.report.tables import Table
+
+        where = f"`{self}`"
+        if (study := self / "comparison.md").is_file():
+            lines = study.read_text(encoding="utf-8").splitlines()
+            begun = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+            return "\n".join([*itertools.takewhile(lambda line: line.startswith("|"), begun), "", where])
+        found = read_json(Place(self / "summary.json"), "make it again")
+        rows = [(name, f"{found[name]:,}") for name in ("rows", "empty", "malformed")]
+        rows += [(f"label {name}", f"{number:,}") for name, number in [*found.get("labels", {}).items()][:_SHOWN]]
+        return Table(("", "number"), rows, [where]).show()
 
 
 def pretrain(
@@ -228,7 +257,7 @@ def finetune(
 
 def predict(
     model: Where | Run, input: Where | list[Where], output: Where, *, config: Where = "", **options: Any
-) -> Path | Place:
+) -> Folder | Place:
     """Predict with a model on any number of texts, as `domext predict` does.
 
     Args:
@@ -248,7 +277,7 @@ def predict(
 
 def embed(
     model: Where | Run, input: Where | list[Where], output: Where, *, config: Where = "", **options: Any
-) -> Path | Place:
+) -> Folder | Place:
     """Make a vector of each of any number of texts, as `domext embed` does.
 
     Args:
@@ -272,7 +301,7 @@ def compare(
     preset: str = "",
     config: Where = "",
     **options: Any,
-) -> Path | Place:
+) -> Folder | Place:
     """Train several methods side by side on several seeds, as `domext compare` does.
 
     Args:
@@ -297,7 +326,7 @@ def sweep(
     preset: str = "",
     config: Where = "",
     **options: Any,
-) -> Path | Place:
+) -> Folder | Place:
     """Search a space of options for downstream F1 with Ray Tune, as `domext sweep` does.
 
     Args:
@@ -319,8 +348,8 @@ def _name(model: Where | Run | None) -> Where | None:
     return str(model.directory) if isinstance(model, Run) else model
 
 
-def _as_folder(place: Place) -> Path | Place:
-    return place.local() if place.is_local else place
+def _as_folder(place: Place) -> Folder | Place:
+    return Folder(place.local()) if place.is_local else place
 
 
 def _carry_out(

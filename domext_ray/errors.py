@@ -32,7 +32,7 @@ _MAX_CHARS = 4000
 _PASSWORD = re.compile(r"(?<!\w)((?!hf:)\w[\w+.-]*://)[^/\s]+@")
 """What stands before the host in an address; in hf://NAME@REVISION it is the name."""
 _MISSING = re.compile(r"(?:\w+\.)*(?:ModuleNotFoundError|System error): No module named '([\w.]+)'.*")
-_OPTION = re.compile(r"(domext \w+ --|'--|--help)|--(?=[a-z])")
+_OPTION = re.compile(r"(domext \w+ --|'--|--help|--wrap none)|--(?=[a-z])")
 """What stands before an option's name in a sentence; in a command, a value and the name of help it stays."""
 _NODE = re.compile(r"\bip=([\w.:]+)")
 
@@ -52,7 +52,7 @@ class DomextError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback: the sentence, with options as a function's arguments."""
-        return [_OPTION.sub(r"\1", str(self))]
+        return [name_arguments(str(self))]
 
 
 class ConfigError(DomextError, ValueError):
@@ -115,6 +115,11 @@ class TrainingError(DomextError):
 
 class DivergenceError(TrainingError):
     """A loss or a gradient is not finite: the learning rate is too high for this run."""
+
+
+def name_arguments(text: str) -> str:
+    """Return a sentence with the names of options as those of a function's arguments: without --."""
+    return _OPTION.sub(r"\1", text)
 
 
 def find_user_error(error: BaseException) -> DomextError | None:

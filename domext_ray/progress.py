@@ -7,6 +7,7 @@ the line stands beside a bar.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import shutil
 import sys
@@ -15,15 +16,40 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from domext_ray.errors import name_arguments
+
 TERMINAL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
 _bar: Any = None
 """What `draw_bar` draws."""
 
 
+class _Notes(io.TextIOBase):
+    """A stream to a notebook in which notes and warnings name options as a function's arguments."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(name_arguments(text) if text.startswith(("note: ", "warning: ")) else text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+
 @contextlib.contextmanager
 def draw_bar() -> Iterator[None]:
-    """In a notebook, draw how far work is as one bar, which stays only where the work fails; elsewhere do nothing."""
+    """In a notebook, draw how far work is as one bar, which stays only where the work fails; elsewhere do nothing.
+
+    Notes and warnings name options as a function's arguments there, as mistakes do.
+    """
     global _bar
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or "IPKernelApp" not in shell.config:
@@ -34,8 +60,10 @@ def draw_bar() -> Iterator[None]:
     bar_format = "{percentage:3.0f}%|{bar}| {desc}"
     # With a delay it is drawn when there is something to show, with these intervals whenever there is.
     _bar = tqdm(total=1.0, leave=False, delay=1e-9, mininterval=0.0, miniters=0, bar_format=bar_format)
+    outputs = contextlib.redirect_stdout(_Notes(sys.stdout)), contextlib.redirect_stderr(_Notes(sys.stderr))
     try:
-        yield
+        with outputs[0], outputs[1]:
+            yield
         _bar.n = _bar.total  # one that is not full is left standing
     finally:
         _bar.close()

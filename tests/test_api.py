@@ -228,7 +228,7 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert (run.export_dir, run.report) == (tmp_path / "af" / "export", tmp_path / "af" / "report.html")
     loss, steps = SUMMARY["domain"]["mlm_loss"], SUMMARY["train"]["steps"]
     assert repr(run) == (
-        f"<Run {tmp_path / 'af'}: {steps:,} steps, held-out loss {loss['before']:.3f} -> {loss['after']:.3f}>"
+        f"<Run {tmp_path / 'af'}: {steps:,} steps, held-out domain loss {loss['before']:.3f} -> {loss['after']:.3f}>"
     )
 
 
@@ -399,7 +399,7 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
     signal.signal(signal.SIGINT, before)
     done = max(list_steps(Place(checkpoints)))
     run = domext_ray.pretrain("af", **common, **schedule, **{"train.max_steps": done + 5})
-    assert run.summary["train"]["steps"] == done + 5 and f"{done + 5:,} steps, held-out loss" in repr(run)
+    assert run.summary["train"]["steps"] == done + 5 and f"{done + 5:,} steps, held-out domain loss" in repr(run)
     assert run.report.is_file() and prepared.folder.parent == tmp_path / "runs" / ".corpora"
     assert isinstance(domext_ray.load(run)[1], DomextForMaskedLM)
     tuned = domext_ray.finetune(

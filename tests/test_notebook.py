@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import subprocess
@@ -17,6 +18,7 @@ from report_records import make_records
 from report_records import make_run as make_summarised_run
 
 import domext_ray
+from domext_ray.api import Folder
 from domext_ray.errors import DomextError
 from domext_ray.progress import StatusLine, draw_bar
 from domext_ray.runtime.stopping import Stopped
@@ -69,6 +71,38 @@ def test_a_notebook_has_one_bar_while_there_is_work(kernel: None, capsys: pytest
     assert drawn.endswith("\r"), "what is done leaves no bar"
     show_work()
     assert capsys.readouterr().err.startswith("preparing: 3 of 12 MB\n")
+
+
+def test_notes_speak_of_arguments(kernel: None, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "5 steps read 1% of the corpus; --train.max_steps 0 reads all, and {} does it"
+    command = "pandoc -f html -t plain --wrap none FILE > NEW.txt"
+    for with_bar, said in ((False, "--train.max_steps"), (True, "train.max_steps")):
+        with draw_bar() if with_bar else contextlib.nullcontext():
+            print(f"note: {note.format(command)}")
+            print(f"warning: {note.format(command)}", file=sys.stderr)
+            print("a line about --train.max_steps that is none")
+        out, err = capsys.readouterr()
+        told = note.format(command).replace("--train.max_steps", said)
+        assert out == f"note: {told}\na line about --train.max_steps that is none\n"
+        assert f"warning: {told}" in err
+    assert DomextError(f"a is HTML; run {command}")._render_traceback_() == [f"a is HTML; run {command}"]
+
+
+def test_a_folder_of_results_is_a_path_and_a_short_table(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    assert isinstance(folder, Path) and folder == tmp_path / "out" and Path(folder / "a") == tmp_path / "out" / "a"
+    assert folder._repr_markdown_() is None, "nothing is there"
+    folder.mkdir()
+    summary = folder / "summary.json"
+    counts = {"rows": 1200, "empty": 0, "malformed": 1, "labels": {"B": 7}}
+    summary.write_text(json.dumps(counts))
+    shown = "|  | number |\n|---|---:|\n| rows | 1,200 |\n| empty | 0 |\n| malformed | 1 |\n| label B | 7 |"
+    assert folder._repr_markdown_() == f"{shown}\n\n`{folder}`"
+    for broken in ("{", '{"rows": 1}', "[]"):
+        summary.write_text(broken)
+        assert folder._repr_markdown_() is None
+    (folder / "comparison.md").write_text("# Title\n\nText.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nMore.\n| c |\n")
+    assert folder._repr_markdown_() == f"| a | b |\n|---|---|\n| 1 | 2 |\n\n`{folder}`"
 
 
 def test_a_run_is_its_table_and_a_link_to_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
