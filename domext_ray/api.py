@@ -199,7 +199,7 @@ def pretrain(
         The run; with `dry_run=True` it is described and not started.
     """
     named = {"base": base, "corpus": corpus}
-    return Run(_carry_out(["pretrain", method], named, preset, config, options, "pipeline:run_pretraining"))
+    return Run(_carry_out(["pretrain", method], named, preset, config, options, "pretraining.pipeline:run_pretraining"))
 
 
 def prepare(

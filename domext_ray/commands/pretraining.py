@@ -131,7 +131,7 @@ PREPARE = Job(
 A corpus depends on --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence. You may
 also give training's other options, which have no effect here.""",
     PretrainConfig,
-    "inputs:run_preparation",
+    "pretraining.inputs:run_preparation",
     "af",
     main=(*TEXT, "prepare.shard_bytes", "prepare.cache_dir", "vocab.size"),
     reads=(
@@ -152,7 +152,7 @@ VOCAB = Job(
 
 You may also give training's other options, which have no effect here.""",
     PretrainConfig,
-    "inputs:run_vocabulary",
+    "pretraining.inputs:run_vocabulary",
     "vocab",
     main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.skip", "vocab.extend"),
     reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", "scale.wait", *FOLDER),
