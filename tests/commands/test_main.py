@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import runpy
 import subprocess
 import sys
@@ -136,12 +135,9 @@ def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
         assert say(capsys, "presets", "show", name) == (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def run_alone(code: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
-    """A process of its own, and the CPU seconds that it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def run_alone(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +151,11 @@ def test_help_and_mistakes_import_nothing_heavy(command: list[str], tmp_path: Pa
         f"atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules))))\n"
         f"from domext_ray.commands.main import main\nmain({command!r})"
     )
-    done, seconds = run_alone(code, tmp_path)
+    done = run_alone(code, tmp_path)
     assert done.stdout.splitlines()[-1] == "[]"
     assert done.returncode == (2 if "--lr" in command else 0), done.stderr
     if "--lr" in command:
         assert done.stderr == "error: --lr is no option; did you mean --grid.lr?\n"
-    assert seconds < 1.0, "0.2 s on a quiet machine"
 
 
 def test_a_reader_who_stops_reading_is_no_error(tmp_path: Path) -> None:
@@ -173,6 +168,6 @@ def test_a_reader_who_stops_reading_is_no_error(tmp_path: Path) -> None:
 def test_a_job_begins_with_its_process(tmp_path: Path) -> None:
     code = "import time\nfrom domext_ray.commands.pretraining import _find_process_start\nprint(_find_process_start())"
     before = time.time()
-    done, _ = run_alone(f"import time\ntime.sleep(1)\n{code}", tmp_path)
+    done = run_alone(f"import time\ntime.sleep(1)\n{code}", tmp_path)
     started = float(done.stdout)
     assert before - 0.05 < started < time.time() - 1, "the clock of processes has ticks of a hundredth of a second"
