@@ -27,6 +27,20 @@ MENDED = {
     "escapes (": [rf"{TEXT}\n\nAnd more.", rf"caf\u00e9 {TEXT}", rf"{TEXT} \"quoted\""],
     "ligatures of a PDF": [TEXT.replace("was", "ﬁne was")],
     "a word that a line's end has cut": [TEXT + " The exam-"],
+    "commands of LaTeX": [
+        rf"\\section*{{Findings}} {TEXT}",
+        rf"{TEXT} \\citep[see][p. 2]{{smith}}",
+        rf"\\item {TEXT}",
+        rf"\\textbf{{Note}} {TEXT}",
+    ],
+    "marks of a wiki": [f"{TEXT} [[Fever|feverish]]", f"{TEXT} {{{{cite|a=b}}}}"],
+    "times of subtitles": ["00:01:02,000 --> 00:01:04,500", "01:02.000 --> 01:04.500 align:start"],
+    "headers or codes of e-mails": [
+        "Content-Type: text/plain; charset=utf-8",
+        f"Message-ID: <1@host>\n{TEXT}",
+        f"{TEXT} caf=C3=A9",
+        f"{TEXT}=20",
+    ],
     "a value as Python or JSON spells it": [
         repr(b"The patient was noted on day {}."),
         f"[{TEXT!r}, 'and another']",
@@ -40,6 +54,7 @@ GOOD = [
     r"In \LaTeX{} a \nu, a \times, a \text and C:\new\texts are of day {} & R&D; see <https://a.b> <NAME> [**DATE**]",
     "\"It was,\" she said on day {}, \"no list ['a'], and b'c' no bytes.\"",
     "[1] A reference of day {} ends like one [2]",
+    "On day {} 00:01:02 --> 3; x[[1, 2], 3] = {{y}}, {{ name }} and a=b are code; Subject: an item of 5 = 20",
 ]
 
 

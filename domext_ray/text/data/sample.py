@@ -53,6 +53,28 @@ _REMAINS = (
     ("ligatures of a PDF (ﬁ, ﬂ): write them as letters", re.compile("[\ufb00-\ufb06]")),
     ("a word that a line's end has cut (exam-): join lines before", re.compile(r"[a-z]-\Z")),
     (
+        r"commands of LaTeX (\cite{…}): run pandoc -f latex -t plain --wrap none FILE > NEW.txt",
+        re.compile(
+            r"\\(?:begin|end|(?:sub)*section|chapter|cite[pt]?|ref|label|emph|text(?:bf|it)|footnote|usepackage"
+            r"|documentclass)\*?(?:\[[^\]]*\])*\{|\\item\b"
+        ),
+    ),
+    (
+        "marks of a wiki ([[…]], {{cite|…}}): run pandoc -f mediawiki -t plain --wrap none FILE > NEW.txt",
+        re.compile(r"\[\[[^\[\]\n]+\]\]|\{\{[A-Za-z][^{}\n]*\|"),
+    ),
+    (
+        "times of subtitles (00:01:02,000 -->): keep the lines between them alone",
+        re.compile(r"\d\d:\d\d[,.]\d{3} --> (?:\d+:)?\d\d:\d\d"),
+    ),
+    (
+        "headers or codes of e-mails (Content-Type:, =20): export the messages as plain text",
+        re.compile(
+            r"(?m)^(?:Message-ID|MIME-Version|Content-Type|Content-Transfer-Encoding|Received|Return-Path"
+            r"|DKIM-Signature): |=(?:20|3D|C3=[89AB][0-9A-F]|E2=80=9[0-9A-F])|[a-z]=$"
+        ),
+    ),
+    (
         "a value as Python or JSON spells it (b'…', ['…'], nan) in place of its text: take the text out",
         re.compile(
             r"(?:nan|NaN|None|null|NULL|<NA>)\Z"
