@@ -145,10 +145,10 @@ def find_description(task: str, data: str) -> SetDescription:
     if Path(task).suffix in (".yaml", ".yml") or Path(task).is_file():
         return read_description(Path(task), data)
     near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped], n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = f"did you mean {near[0]}? It" if near else "it"
     raise ConfigError(
-        f"--task is {task!r}; it must be a family ({', '.join(FAMILIES)}), a described set ({', '.join(shipped)}) or a "
-        f"YAML file that describes one{hint}."
+        f"--task is {task!r}; {hint} must be a family ({', '.join(FAMILIES)}), a described set "
+        f"({', '.join(shipped)}) or a YAML file that describes one."
     )
 
 

@@ -103,7 +103,8 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
             is_copy = splits[held_out][0].path != splits[seen][0].path  # of a file, not of a part of one
             is_most = len(shared) >= max(_FEWEST_SHARED, len(splits[held_out]) / 2)
             (warnings if is_copy and is_most else notes).append(
-                f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}."
+                f"{len(shared)} {held_out} example{'s are' if len(shared) > 1 else ' is'} in {seen} too, which makes "
+                f"the score on {held_out} too high: {list_places(shared)}."
             )
     folded = defaultdict[str, list[str]](list)
     for label in labels:

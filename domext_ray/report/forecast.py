@@ -33,6 +33,7 @@ from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.text.data.sample import Sample
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.cost import StepCost, estimate_memory, make_dry_run_model, measure_step_cost
+from domext_ray.training.evaluate import read_probe
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.run import Plan
 from domext_ray.training.writing import estimate_written
@@ -201,6 +202,7 @@ def describe_forecast(forecast: Forecast, config: RunOptions) -> str:
         num_tokens = sum(text.num_tokens for text in forecast.texts)
         steps = f"{forecast.num_steps:,}, {forecast.texts[0].num_epochs:.2f} epochs, {num_tokens:,} tokens"
         lines += [("steps", steps), *(read if config.parts else []), *_describe_time(forecast)]
+        lines.append(("evaluations", _describe_evaluations(config)))
     sizes = {
         "prepared corpus": forecast.corpus_bytes,
         "checkpoints": forecast.checkpoint_bytes,
@@ -221,6 +223,16 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
         daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
         time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({forecast.origin}), {daily}"
     return [*lines, ("training time", time)]
+
+
+def _describe_evaluations(config: RunOptions) -> str:
+    """When a run evaluates, and what: on a CPU the first takes minutes, before any step."""
+    every, num_sentences = config.train.evaluate_every, len(read_probe(config.train.general_probe))
+    when = f"after every {every} steps" if isinstance(every, int) else f"every {every}"
+    return (
+        f"at the start, {when} and at the end, beside the training time: {config.train.eval_rows:,} held-out rows "
+        f"(--train.eval_rows), and {num_sentences:,} sentences, each once per word (--train.general_probe)"
+    )
 
 
 def describe_plan(plan: Plan, memory: Mapping[str, int], forecast: Forecast) -> str:

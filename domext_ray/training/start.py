@@ -156,7 +156,9 @@ def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
     checkpoint = find_latest(run_dir / "checkpoints", step)
     if checkpoint is None:
         asked = f" of step {step}" if step else ""
-        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
+        raise RunError(
+            f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; repeat the command that trains this run."
+        )
     with name_base(f"{run_dir}: the base"):
         base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
     path, expected, found = checkpoint.path, checkpoint.run_info["base_sha256"], base.sha256 if base else "none"

@@ -417,7 +417,7 @@ EARLY = (
         "predict --input rows.jsonl --output out --field body --max_length 9999",
         "'general-mini' takes rows of up to 512.",
     ),
-    ("predict --input set --output out --task nerr", "--task is 'nerr'; it must be a family ("),
+    ("predict --input set --output out --task nerr", "--task is 'nerr'; did you mean ner? It must be a family ("),
     ("predict --input sett --output out --task ner", "--input names 'sett', which is not here; did you mean set?"),
     ("predict --input rows.jsonl --output out --submission QNI.tsv", "did you mean QNLI.tsv?"),
     (

@@ -138,7 +138,7 @@ class Dropped:
                 flush=True,
             )
 
-    def require_text(self, spec: str, num_documents: int, prepare: PrepareConfig) -> None:
+    def require_text(self, spec: str, num_documents: int, prepare: PrepareConfig, *, is_sample: bool = False) -> None:
         """Refuse a corpus of which too many rows hold no text or are not UTF-8, and say how it was read."""
         tell_forms(self.forms)
         num_not_text, num_rows = self.num_not_text, self.count_rows(num_documents)
@@ -147,8 +147,8 @@ class Dropped:
             needed = math.ceil(100 * num_not_text / num_rows) / 100
             rest = f", or train on the rest with --prepare.max_dropped_frac {needed:g}"
             raise CorpusError(
-                f"{num_not_text:,} of {num_rows:,} rows of --corpus {spec!r} hold no text "
-                f"({'; '.join(self.describe(prepare, others=False))}); {self._advise(prepare)}"
+                f"{num_not_text:,} of {num_rows:,} rows of --corpus {spec!r}{' that were looked at' * is_sample} hold "
+                f"no text ({'; '.join(self.describe(prepare, others=False))}); {self._advise(prepare)}"
                 f"{rest if num_not_text < num_rows else ''}."
             )
 

@@ -153,7 +153,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     if sample.frac == 1 or (
         dropped.num_not_text == dropped.count_rows(len(documents)) and not has_docs
     ):  # else only a reading of all of it says which share holds no text
-        dropped.require_text(spec, len(documents), prepare)
+        dropped.require_text(spec, len(documents), prepare, is_sample=sample.frac < 1)
     num_documents = len(set(documents))
     if sample.frac == 1 and num_documents < 2:
         found = Dropped(dropped.counts + Counter(duplicate=len(documents) - num_documents), dropped.places)

@@ -185,11 +185,13 @@ def test_a_split_that_is_another_is_told(tmp_path: Path) -> None:
     rows = [{"text": f"a {i}", "label": "xy"[i % 2]} for i in range(20)]
     dev: dict[str, str | bytes] = {"train.jsonl": dump_lines(rows), "dev.jsonl": dump_lines(rows[:10])}
     (said,) = load(tmp_path, "classification", dev).warnings
-    assert said.startswith("10 x dev example that is in train too: ")
+    assert said.startswith("10 dev examples are in train too, which makes the score on dev too high: ")
     others = [{"text": f"b {i}", "label": "xy"[i % 2]} for i in range(20)]
     dev["dev.jsonl"] = dump_lines([*rows[:5], *others])
     made = load(tmp_path, "classification", dev)
-    assert not made.warnings and made.notes[0].startswith("5 x dev example that is in train too: ")
+    assert not made.warnings and made.notes[0].startswith(
+        "5 dev examples are in train too, which makes the score on dev too high: "
+    )
 
 
 def test_what_is_left_of_another_form_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
