@@ -23,7 +23,7 @@ _FEWEST = 20
 _FEWEST_SHARED = 5
 """Examples that two splits have are told as a warning if they are so many at least, and half of one."""
 _TWINS = str.maketrans(
-    "АВЕКМНОРСТУХІЅЈаеорсухіѕјΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",  # noqa: RUF001
+    "АВЕКМНОРСТУХІЅЈаеорсухіѕјΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",
     "ABEKMHOPCTYXISJaeopcyxisjABEZHIKMNOPTYXo",
 )
 """Letters of Cyrillic and Greek -> those of Latin that look the same."""

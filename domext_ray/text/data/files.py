@@ -96,7 +96,7 @@ _FOREIGN: tuple[tuple[str, str, str, bytes], ...] = (
     (*_XML, ".xml .nxml", rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|mediawiki)\b"),
 )
 """What nothing here reads: what it is, what to do about it, how its names end, and as a pattern how it begins."""
-_UNREADABLE = tuple(end for _, _, ends, _ in _FOREIGN for end in ends.split() if end not in (".xml", ".nxml"))
+_UNREADABLE = tuple(end for _, _, ends, _ in _FOREIGN for end in ends.split())
 _NO_PROSE = (".xml", ".nxml", ".html", ".htm", ".xhtml", ".ipynb", ".conll", ".conllu", ".iob", ".iob2", ".bio")
 """Files of text that are no texts to read beside others: each is a kind of its own in a folder."""
 LOCAL = ("", "file")
