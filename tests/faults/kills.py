@@ -50,7 +50,7 @@ POINTS = {
 """What a run is doing when it is killed, and where that is known."""
 SHARES = {"preparation": 4, "step": 3, "save": 4, "upload": 4, "evaluation": 4, "report": 1, "export": 1}
 """Kills of each in a round."""
-NUM_STEPS, PATIENCE_SECONDS = 60, 600
+NUM_STEPS, PATIENCE_SECONDS = 60, 1800
 
 
 def choose_faults(draw: random.Random) -> list[dict[str, Any]]:
@@ -128,16 +128,16 @@ def train(
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         try:
-            code = job.wait(max(1.0, deadline - time.monotonic()))
+            code, late = job.wait(max(1.0, deadline - time.monotonic())), ""
         except subprocess.TimeoutExpired:
-            code = 1
+            code, late = 1, f", for the round had not ended after {PATIENCE_SECONDS} s"
         left = find_left(folder)
         said = log.read_text()
         if code not in ((-9, 2, 3) if mistakes else (-9,)) or "Traceback" in said:
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            assert code == 0 and "Traceback" not in said, f"{folder}: {code}\n{said[-6000:]}"
+            assert code == 0 and "Traceback" not in said, f"{folder}: {code}{late}\n{said[-6000:]}"
             return number
         is_sentence = said.splitlines()[-1].startswith("error: ") if code > 0 else True
         assert is_sentence, said[-6000:]
