@@ -341,6 +341,10 @@ SPLIT = ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.
 FORMS: dict[str, tuple[str, str, str]] = {
     "columns": (OF_PANDAS.to_json(), "an object of columns, as pandas writes them", COLUMNS),
     "indented": (OF_PANDAS.to_json(indent=1), "an object of columns, as pandas writes them", COLUMNS),
+    "lists": (json.dumps(OF_PANDAS.to_dict(orient="list")), "an object of columns", COLUMNS),
+    "indented lists": (json.dumps({"n": [1, 2], "text": ["a b", "c"]}, indent=1), "an object of columns", COLUMNS),
+    "long lists": (json.dumps({"id": [*range(90)], "text": ["größe " * 99] * 90}), "an object of columns", COLUMNS),
+    "Chinese": (json.dumps({"text": ["热" * 41] * 2, "id": [1, 2]}), "an object of columns", COLUMNS),
     "split": (
         OF_PANDAS.to_json(orient="split"),
         "an object of columns and data, as pandas splits them",
@@ -383,6 +387,9 @@ TAKEN = {  # first rows that look like another form
     "list_first": '["a"]\n{"text": "b"}\n{"text": "c"}\n',
     "texts_first": '"a"\n{"text": "b"}\n',
     "lists": '{"text": ["a", "b"]}\n{"text": ["c"]}\n',
+    "sentences": '{"text": ["a b", "c d"], "label": ["x"]}',
+    "sentences alone": '{"text": ["a b", "c d"]}',
+    "long sentences": json.dumps({"meta": {"a": 1}, "text": ["a b " * 999] * 90}),
     "tokens": '{"tokens": ["a", "b"], "tags": ["O", "O"]}',
     "one": '{"text": "a", "id": [1]}',
     "other": '{"body": "a", "spans": [1, 2]}\n{"body": "b", "spans": []}\n',

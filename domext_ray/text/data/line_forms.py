@@ -40,6 +40,11 @@ _FORMS = {
     ),
     r'\{\s*"schema"\s*:\s*\{': ("an object of a schema and data, as pandas writes them", ".data[]"),
 }
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+_TEXTS = rf"(?:{_TEXT}\s*,\s*){{19}}{_TEXT}"
+"""So many texts of a list that is longer than what is looked at: they are a column, and not the sentences of a row."""
+_LONGEST_WORD = 40
+"""Characters; a text without spaces, such as one of Chinese, is longer."""
 _KEY_HERE, _ROWS_HERE, _NEXT = re.compile(rf"\s*({_KEY})\s*"), re.compile(r"\[\s*\{"), re.compile(r"\s*,")
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """A key that jq takes without quotes."""
@@ -74,7 +79,8 @@ def require_json_lines(
     what, program = _find_form(text, fields)
     if program in ("", LINES, *taken):
         wrapped = _find_wrapped(text, fields, is_document=find_suffix(path) == ".json")
-        what, program = wrapped if wrapped[1] else (what, program)
+        columns = ("an object of columns", COLUMNS) if _has_columns(text, fields) else ("", "")
+        what, program = next((own for own in (wrapped, columns) if own[1]), (what, program))
     if program and program not in taken and (field or "FIELD" not in program):
         program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
         is_gzip = path.lower().endswith(".gz")
@@ -164,6 +170,26 @@ def _find_rows(text: str) -> tuple[str, int]:
     return name, start
 
 
+def _has_columns(text: str, fields: Sequence[str]) -> bool:
+    """Whether one object has a list of texts, not of words, in one of `fields`, and lists as long in all others."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):  # it is longer than this beginning, or no JSON
+        own = [re.search(rf"{re.escape(json.dumps(field))}\s*:\s*\[\s*({_TEXTS})", text) for field in fields]
+        return re.match(rf"\{{\s*{_KEY}\s*\[", text) is not None and any(
+            _is_text(item) for found in own if found for item in _parse(f"[{found[1]}]") or ()
+        )
+    if text[end:].strip() or not isinstance(value, dict) or not all(isinstance(own, list) for own in value.values()):
+        return False
+    has_texts = any(_is_text(item) for field in fields for item in value.get(field, ()))
+    return has_texts and len(value) > 1 and {len(own) for own in value.values()} == {max(map(len, value.values()))}
+
+
+def _is_text(item: object) -> bool:
+    """Whether an item of a list is more than a word."""
+    return isinstance(item, str) and (" " in item or len(item) > _LONGEST_WORD)
+
+
 def _find_place(text: str) -> str:
     """The place of the longest text in the innermost of the arrays that a file begins with."""
     arrays = re.match(r"[\[\s]*", text)
@@ -201,7 +227,7 @@ def require_plain_text(path: str, head: bytes, fields: Sequence[str], forms: For
         forms.setdefault(found, [0, path])[0] += 1
 
 
-def _parse(line: str) -> object:
+def _parse(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
