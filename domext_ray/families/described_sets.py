@@ -6,9 +6,11 @@ Leaves: a checked `SetDescription`. Nothing here opens a file of labelled data.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ def make_description(task: str, name: str, **values: Any) -> SetDescription:
         ends="exclusive" if reader == "brat" else own.ends,
         separator=own.separator or family.separator,
         rule=own.rule or (family.rules[own.no_answer] if family.rules else None),
+        others=() if own.reader else tuple(_make_others([*family.readers][1:], values)),
     )
     if made.group_field != "" and reader not in ("records", "label_columns", "spans"):
         without = f"left out with reader: {reader}, whose files have no columns"
@@ -86,6 +89,13 @@ def make_description(task: str, name: str, **values: Any) -> SetDescription:
     if made.fractions and not math.isclose(sum(made.fractions.values()), 1.0, abs_tol=1e-6):
         raise _refuse(made, "fractions", made.fractions, "shares that add up to 1")
     return made
+
+
+def _make_others(readers: Sequence[str], values: dict[str, Any]) -> Iterator[SetDescription]:
+    """Yield a set's description with other readers, where what else it says goes with them."""
+    for reader in readers:
+        with contextlib.suppress(ConfigError):
+            yield make_description(**{**values, "reader": reader})
 
 
 def _demand(description: SetDescription, key: str, value: str | None, allowed: Any) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports
-from domext_ray.families.readers.columns import GROUP, select_columns
+from domext_ray.families.readers.columns import GROUP, LABEL_COLUMNS, find_missing, select_columns
 from domext_ray.families.readers.examples import SPLITS, Example, Splits
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
@@ -35,6 +35,8 @@ from domext_ray.text.data.readers import part_values
 
 _BY_ROLE = ("conll", "squad", "brat")
 """Readers of files whose records go by role at once; those of all others, and of datasets, go by column."""
+_ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
+"""Files whose rows have names for their values."""
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
@@ -48,6 +50,7 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     folder = Path(description.data)
     has_files = folder.is_dir() and not _is_saved_dataset(folder)
     if has_files:
+        description = _choose_reader(description)
         files = find_split_files(description)
         records = {
             split: _read_file(path, description, issues, [other for other in files.values() if other != path])
@@ -65,6 +68,39 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
         split: _make(*family.begin_split(own, side), description)
         for split, own in family.read_together(rows, issues).items()
     }
+
+
+def _choose_reader(description: SetDescription) -> SetDescription:
+    """Return a set with the first of its family's readers that its files suit, unless its description names one.
+
+    A CorpusError is that of the reader of what annotation tools write, which no other reader knows.
+    """
+    if not description.others:
+        return description
+    files, readers = list(find_split_files(description).values()), [description, *description.others]
+    if not files:
+        return next((own for own in readers if own.reader == "brat" and find_split_files(own)), description)
+    fault: CorpusError | None = None
+    for own in readers if find_suffix(str(files[0])) in _ROWS else ():
+        try:
+            if own.reader not in _BY_ROLE and _suits(files[0], own):
+                return own
+        except CorpusError as error:
+            fault = error if own.annotated and find_suffix(str(files[0])) != ".csv" else fault
+    if fault is not None:
+        raise fault
+    return description
+
+
+def _suits(path: Path, description: SetDescription) -> bool:
+    """Whether the first row of a file has what a reader needs."""
+    issues = DataIssues(is_strict=False)
+    first = next(complete_exports(read_records(path, description, issues), description, issues), None)
+    if first is None or find_missing(first.values, description) is not None:
+        return False
+    return description.reader != LABEL_COLUMNS or (
+        bool(description.labels) and {*description.labels} <= first.values.keys()
+    )
 
 
 def find_split_files(description: SetDescription) -> dict[str, Path]:

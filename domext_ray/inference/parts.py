@@ -399,9 +399,10 @@ def describe_losses(summary: Mapping[str, Any], folder: Place, lacking: str) -> 
             f"{summary['first_malformed']}."
         )
     if repeated := summary.get("repeated_ids"):
+        rows = "1 row has" if repeated["rows"] == 1 else f"{repeated['rows']:,} rows have"
         lines.append(
-            f"{repeated['rows']:,} rows have an id that an earlier row has, the first is {repeated['first']!r}: only "
-            "the order, which is the input's, tells them apart; give each row its own id, or take the field "
-            f"{ID_FIELD!r} out, so that file and line are the id."
+            f"{rows} an id that an earlier row has, the first is {repeated['first']!r}: only the order, which is the "
+            f"input's, tells them apart; give each row its own id, or take the field {ID_FIELD!r} out, so that file "
+            "and line are the id."
         )
     return lines + [f"{number:,} {what}." for what, number in summary["cases"].items()]

@@ -100,7 +100,7 @@ def test_ids_of_several_vectors_are_told(config: EmbedConfig) -> None:
         folder = embed_here(replace(config, format=format, output=f"{config.output}-{format}"))
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["repeated_ids"] == {"first": "t0", "rows": 1}
-        assert describe_losses(summary, Place(folder), "")[-1].startswith("1 rows have an id that an earlier row has")
+        assert describe_losses(summary, Place(folder), "")[-1].startswith("1 row has an id that an earlier row has")
 
 
 def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:

@@ -287,6 +287,20 @@ def _require_no_header(source: str, names: Sequence[str], description: SetDescri
         )
 
 
+def _describe_rows(description: SetDescription) -> str:
+    """What a file of JSON, which is read as CoNLL's columns, would have to be, as it follows "is JSON,"."""
+    if not description.others:
+        return f"and reader: conll reads columns; leave that line out of {description.yaml}"
+    names = {role: [repr(name) for name in own if isinstance(name, str)] for role, own in description.columns.items()}
+    words, text = (
+        ", and ".join(" or ".join(names[role]) for role in own) for own in (("tokens", "tags"), ("text", "entities"))
+    )
+    return (
+        f"whose rows have neither words with tags ({words}) nor a text with entities ({text}); set columns, and reader "
+        f"(records or spans), in {description.yaml}"
+    )
+
+
 def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file, by role.
 
@@ -305,10 +319,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     text = read_text(path, has_words=True)
     require_lines(str(path), text[:HEAD_BYTES].encode())
     if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip().startswith(("{", "[")):
-        raise CorpusError(
-            f"{path} is JSON, and CoNLL's columns are expected; write reader: records for rows with lists of words and "
-            f"tags, or reader: spans for texts with entities, in {description.yaml}."
-        )
+        raise CorpusError(f"{path} is JSON, {_describe_rows(description)}.")
     if text.startswith(_WEBANNO):
         raise CorpusError(f"{path} is TSV of WebAnno or INCEpTION; export CoNLL 2002 there.")
     lines = split_lines(text)

@@ -113,6 +113,7 @@ class SetDescription:
     required: tuple[str, ...] = ()  # roles that every row must have
     annotated: str = ""  # role of what annotation tools make; empty: such a set is not made with them
     ignored: tuple[str, ...] = ()  # those of `RETIRED` that the YAML has
+    others: tuple[SetDescription, ...] = ()  # itself with each other reader of its family; empty where one is named
 
     @property
     def where(self) -> str:
@@ -132,7 +133,7 @@ class SetDescription:
         return filled
 
 
-KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-5]
+KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-6]
 """Keys of a YAML."""
 RETIRED = ("counts",)
 """Keys that 0.1.0 read, and that say nothing any more."""

@@ -16,7 +16,6 @@ TEXT = "Old gout again."
 GOUT = {"start": 4, "end": 8, "text": "gout", "labels": ["Disease"]}
 TAGS = ("O", "B-Disease", "O", "O")
 NO_TAGS = ("O",) * 4
-SPANS: dict[str, Any] = {"reader": "spans"}
 
 
 def list_tags(made: LabelledSet) -> list[tuple[str, ...]]:
@@ -36,15 +35,15 @@ def min_row(number: int, **more: Any) -> dict[str, Any]:
 def test_a_row_of_json_min_without_an_entity_is_a_text_without_one(tmp_path: Path) -> None:
     rows = [min_row(1), min_row(2, label=[GOUT]), min_row(3), min_row(4, label=[GOUT])]
     for i, order in enumerate([(0, 1, 2, 3), (1, 0, 3, 2)]):
-        for task, description in (("ner", SPANS), ("nested_ner", {})):
-            made = read_json(tmp_path / f"{i}{task}", task, [rows[place] for place in order], **description)
+        for task in ("ner", "nested_ner"):
+            made = read_json(tmp_path / f"{i}{task}", task, [rows[place] for place in order])
             assert len(made.train) == 4 and not [each for each in made.notes if "left out" in each]
             if task == "ner":
                 assert list_tags(made) == [(NO_TAGS, TAGS, NO_TAGS, TAGS)[place] for place in order]
     prodigy = [
         {"text": TEXT, "_task_hash": 1, "answer": "accept", **more} for more in ({}, {"spans": [[4, 8, "Disease"]]})
     ]
-    assert list_tags(read_json(tmp_path / "prodigy", "ner", prodigy, **SPANS)) == [NO_TAGS, TAGS]
+    assert list_tags(read_json(tmp_path / "prodigy", "ner", prodigy)) == [NO_TAGS, TAGS]
     labels = [min_row(1), min_row(2, labels="mild, old"), min_row(3, labels={"choices": ["mild", "old"]})]
     made = read_json(tmp_path / "labels", "multilabel", labels)
     assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [
@@ -59,13 +58,16 @@ def test_a_row_of_json_min_without_an_entity_is_a_text_without_one(tmp_path: Pat
 def test_a_missing_column_of_other_files_is_one(tmp_path: Path) -> None:
     """Files that are not plainly of Label Studio, and one in which no row says how the column is called."""
     other = {"text": TEXT, "id": 1, "created_at": "2026-01-01", "updated_at": "2026-01-01"}
-    message = refuse(
-        tmp_path / "first", "ner", {"train.jsonl": dump_lines([other, {**other, "label": [GOUT]}])}, **SPANS
+    message = refuse(tmp_path / "first", "ner", {"train.jsonl": dump_lines([other, {**other, "label": [GOUT]}])})
+    assert message.startswith(
+        "train.jsonl is JSON, whose rows have neither words with tags ('tokens' or 'words', and 'ner_t"
     )
-    assert message.startswith("train.jsonl:1 has no column 'entities' or 'spans' or 'label' or 'labels' for 'entities'")
-    made = load(tmp_path / "later", "ner", {"train.jsonl": dump_lines([{**other, "label": [GOUT]}, other])}, **SPANS)
+    assert "nor a text with entities ('text', and 'entities' or 'spans' or 'label' or 'labels'); set colu" in message
+    made = load(tmp_path / "later", "ner", {"train.jsonl": dump_lines([{**other, "label": [GOUT]}, other])})
     assert len(made.train) == 1 and "row left out: it has no column for 'entities'" in made.notes[0]
-    message = refuse(tmp_path / "none", "ner", {"train.jsonl": dump_lines([min_row(1), min_row(2)])}, **SPANS)
+    message = refuse(tmp_path / "none", "ner", {"train.jsonl": dump_lines([min_row(1), min_row(2)])})
+    assert message.startswith("train.jsonl is JSON, whose rows have neither words with tags (")
+    message = refuse(tmp_path / "named", "ner", {"train.jsonl": dump_lines([min_row(1), min_row(2)])}, reader="spans")
     assert message.startswith("train.jsonl:1 has no column 'entities'")
 
 
@@ -94,7 +96,7 @@ def test_tasks_with_their_annotations_are_read_as_json_min(tmp_path: Path, key: 
     unnamed = {name: each for name, each in GOUT.items() if name != "labels"}
     tasks += [task_row(9, None), task_row(10), task_row(11, [mark(unnamed)])]
     tasks = [{key if name == "annotations" else name: each for name, each in task.items()} for task in tasks]
-    made = read_json(tmp_path, "ner", tasks, **SPANS)
+    made = read_json(tmp_path, "ner", tasks)
     assert list_tags(made) == [TAGS, NO_TAGS, TAGS, NO_TAGS]
     assert [each.id for each in made.train] == ["7", "8", "8#2", "11"]
     notes = " ".join(made.notes)
@@ -110,19 +112,19 @@ def test_tasks_with_their_annotations_are_read_as_json_min(tmp_path: Path, key: 
 def test_columns_may_name_the_parts_of_a_task(tmp_path: Path) -> None:
     parts = {"start": "value.start", "end": "value.end", "type": "value.labels", "mention": "value.text"}
     columns = {role: (name,) for role, name in {"text": "data.text", "entities": "annotations", **parts}.items()}
-    made = read_json(tmp_path / "parts", "ner", [task_row(1, [mark(GOUT)]), task_row(2, [])], columns=columns, **SPANS)
+    made = read_json(tmp_path / "parts", "ner", [task_row(1, [mark(GOUT)]), task_row(2, [])], columns=columns)
     assert list_tags(made) == [TAGS, NO_TAGS]
     named = [
         task_row(1, [mark(GOUT, name="what", text="body")], body=TEXT, title="x"),
         task_row(2, [mark(GOUT, name="what")], text=TEXT),
     ]
-    assert list_tags(read_json(tmp_path / "named", "ner", named, **SPANS)) == [TAGS, TAGS]
+    assert list_tags(read_json(tmp_path / "named", "ner", named)) == [TAGS, TAGS]
     two = [task_row(1, [mark(GOUT, name="what"), mark(GOUT, name="where")])]
-    message = refuse(tmp_path / "two", "ner", {"train.json": json.dumps(two)}, **SPANS)
+    message = refuse(tmp_path / "two", "ner", {"train.json": json.dumps(two)})
     assert message.startswith(
         "train.json:[0] has annotations by several names (what, where); set columns.entities to one"
     )
-    made = read_json(tmp_path / "two", "ner", two, columns={"entities": ("what",)}, **SPANS)
+    made = read_json(tmp_path / "two", "ner", two, columns={"entities": ("what",)})
     assert list_tags(made) == [TAGS]
 
 
@@ -152,15 +154,15 @@ def test_tasks_that_cannot_be_read_are_refused_with_what_to_do(tmp_path: Path) -
     broken = [{**task_row(1), "annotations": [{"id": 1}]}]
     for i, (task, tasks, description, message) in enumerate(
         [
-            ("ner", html, SPANS, "is annotated with 'hypertextlabels', whose places are no characters of a text;"),
-            ("ner", several, SPANS, "has entities of several texts (text, title); make a task of each."),
+            ("ner", html, {}, "is annotated with 'hypertextlabels', whose places are no characters of a text;"),
+            ("ner", several, {}, "has entities of several texts (text, title); make a task of each."),
             (
                 "ner",
                 broken,
-                SPANS,
+                {},
                 "has another layout: an annotation has a list of objects as 'result', but {'id': 1}",
             ),
-            ("ner", [task_row(1, [mark(GOUT)]), {"id": 2}], SPANS, "has another layout: a task of Label Studio has an"),
+            ("ner", [task_row(1, [mark(GOUT)]), {"id": 2}], {}, "has another layout: a task of Label Studio has an"),
             (
                 "ner",
                 [task_row(1)],
@@ -199,10 +201,10 @@ def test_forms_of_other_tools(tmp_path: Path, form: str) -> None:
     content = FORMS[form]
     files = {"indented": json.dumps(content, indent=1), "one line": json.dumps(content)}
     for name, text in files.items():
-        made = load(tmp_path / name, "ner", {"train.json": text}, **SPANS)
+        made = load(tmp_path / name, "ner", {"train.json": text})
         assert list_tags(made) == [TAGS, NO_TAGS] and made.labels == ("Disease",), name
     if isinstance(content, list):
-        made = load(tmp_path / "lines", "ner", {"train.jsonl": dump_lines(content)}, **SPANS)
+        made = load(tmp_path / "lines", "ner", {"train.jsonl": dump_lines(content)})
         assert list_tags(made) == [TAGS, NO_TAGS]
     if form in ("dataturks", "gliner"):
         made = load(tmp_path / "nested", "nested_ner", {"train.json": files["one line"]})
@@ -254,8 +256,8 @@ def test_other_tools_rows_that_are_broken_are_refused(tmp_path: Path) -> None:
             ({"tokenized_text": ["gout"], "ner": [[0, 1, "Disease"]]}, "ner must be a list of [first word, last word,"),
         ]
     ):
-        found = refuse(tmp_path / str(i), "ner", {"train.jsonl": dump_lines([row])}, **SPANS)
+        found = refuse(tmp_path / str(i), "ner", {"train.jsonl": dump_lines([row])})
         assert found.startswith(f"train.jsonl:1 has another layout: {message}")
     for form, fault in (("dataturks", "has no text as 'text'"), ("gliner", "tokenized_text must be a list of texts")):
         rows = {"train.jsonl": dump_lines([*FORMS[form], {"id": 3}])}
-        assert fault in refuse(tmp_path / form, "ner", rows, strict=True, **SPANS)
+        assert fault in refuse(tmp_path / form, "ner", rows, strict=True)

@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         "qa",
         "jsonl",
         answer([]) * 2,
-        {},
+        {"reader": "squad"},
         f"train.jsonl {SQUAD}a SQuAD file must be an object with a key 'data'; write reader",
     ),
     ("qa", "json", "[1]", {}, f"train.json {SQUAD}a SQuAD file must be an object"),
@@ -137,7 +137,17 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         "train.jsonl:1, tag 1, has the tag 3, which has no name there (0 to 1 have); name the tags",
     ),
     ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3, "O"]}', RECORDS, "train.jsonl:1 has another layout: tags must"),
-    ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": ["O"]}', {}, "train.jsonl is JSON, and CoNLL's columns are expect"),
+    (
+        "ner",
+        "jsonl",
+        '{"tokens": ["a"]}',
+        {},
+        "train.jsonl is JSON, whose rows have neither words with tags ('tokens' o",
+    ),
+    (
+        *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": ["O"]}', {"reader": "conll"}),
+        "train.jsonl is JSON, and reader: conll reads columns; leave that line out",
+    ),
     ("ner", "txt", "Sentence #,Word,POS,Tag\nSentence: 1,a,NN,O\n", {}, "train.txt:1 has commas between its cells"),
     (
         "ner",
