@@ -267,7 +267,7 @@ def test_a_form_may_show_itself_late(tmp_path: Path) -> None:
     assert forms == {"escaped": [1, f"{tmp_path}/a.csv, line 602"]}
 
 
-@pytest.mark.parametrize("number", [9, 9000])
+@pytest.mark.parametrize("number", [9, pytest.param(9000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("cell", "text", "form"),
     [('"C:\\dir\\"', "C:\\dir\\", None), ('"\\","', '",', "escaped")],
@@ -284,7 +284,7 @@ def test_one_cell_shows_the_form_of_a_table_of_any_length(
     assert forms == ({form: [1, f"{tmp_path}/a.csv, line 2"]} if form else {})
 
 
-@pytest.mark.parametrize("number", [9, 9000])
+@pytest.mark.parametrize("number", [9, pytest.param(9000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("cell", "form"),
     [('"Hello', None), ('"two' + "\nlines" * 200_000 + '"', "quoted")],

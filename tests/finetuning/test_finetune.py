@@ -155,6 +155,7 @@ def test_the_same_command_does_nothing_again(
     assert (run_dir / "summary.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_trainings_that_have_ended_are_kept(run_dir: Path, config: FinetuneConfig) -> None:
     """A run that was stopped: one training and all that comes after it are missing."""
     before = read_json(run_dir / "summary.json")
@@ -261,6 +262,7 @@ def test_a_training_that_stops_early_has_ended(
         run_finetuning(with_grid(patient, patience=0))
 
 
+@pytest.mark.slow
 def test_dev_chooses_the_dropout_of_words(
     run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,13 +130,16 @@ BATCHES = {
     "a mixture, general text learned": _MIXED.replace("kl", "replay"),
 }
 SEVERAL_RANKS = "whole words", "next sentences", "a mixture with new words"
+QUICK_BATCHES = "whole words", "packed", "next sentences", "a mixture with new words"
 NUM_BATCHES, WORLD_SIZES = 20, (1, 2, 4)
 
 
-def make_batches(folder: Path) -> Records:
+def make_batches(folder: Path, quick: bool) -> Records:
     """Read the first global batches with several numbers of ranks; hash their rows, and their masks."""
     records: Records = {}
     for i, (name, command) in enumerate(BATCHES.items()):
+        if quick and name not in QUICK_BATCHES:
+            continue
         options = f"--prepare.held_out_frac 0.1 --train.global_batch_size 8 --run.dir batches --run.name b{i}"
         sizes = WORLD_SIZES if name in SEVERAL_RANKS else WORLD_SIZES[:1]
         found = [adapter.read_batches(f"{command} {options}", size, NUM_BATCHES) for size in sizes]

@@ -91,8 +91,8 @@ def test_rows(folder: Path, quick: bool) -> None:
     check("rows", cases.make_rows(folder, quick=quick), quick=quick)
 
 
-def test_batches(folder: Path) -> None:
-    check("batches", cases.make_batches(folder))
+def test_batches(folder: Path, quick: bool) -> None:
+    check("batches", cases.make_batches(folder, quick=quick), quick=quick)
 
 
 @pytest.fixture(scope="module")

@@ -453,7 +453,7 @@ def in_both_tiers(few: int, many: int) -> Any:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
-@in_both_tiers(25, 300)
+@in_both_tiers(12, 300)
 def test_what_is_read_is_right_or_refused(target: Target, number: int, tiny_base_folder: Path, tmp_path: Path) -> None:
     sound, folder = tmp_path / "sound", tmp_path / "damaged"
     sound.mkdir()

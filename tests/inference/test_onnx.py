@@ -177,6 +177,7 @@ def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_large_weights_stand_beside_a_graph(
     tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +310,7 @@ def check_close(found: Any, expected: Any) -> None:
         assert found == (pytest.approx(expected, abs=TOLERANCE) if isinstance(expected, float) else expected)
 
 
+@pytest.mark.slow
 def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_export(find_row("AF"), places, tmp_path / "export")
 

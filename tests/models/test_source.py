@@ -111,7 +111,7 @@ UNFINISHED = {"run", "tuned"}
 def test_who_does_not_take_a_kind_says_what_it_is(use: Callable[[str], Any], places: dict[str, str]) -> None:
     for name in KINDS:
         said = USERS[use].get(name)
-        is_slow = use is write_graphs and name != "ner"  # `inference/test_onnx.py` writes graphs of all kinds
+        is_slow = use is write_graphs  # `inference/test_onnx.py` writes graphs of all kinds
         if said is None and name not in UNFINISHED and not is_slow:
             use(places[name])
         elif said is not None:

@@ -107,6 +107,7 @@ def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
     assert str(tmp_path) not in text and "ann" not in re.sub("[a-z]ann|ann[a-z]", "", text)
 
 
+@pytest.mark.slow
 def test_the_page_says_how_far_the_run_is(tmp_path: Path) -> None:
     for i, (state, says, column) in enumerate(
         (

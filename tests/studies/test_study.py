@@ -230,6 +230,7 @@ def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, sm
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, small: Make) -> None:
     """The run of one step that scores the base, too."""
     run_study(small("--corpus", "package-docs", "--tokens", "300000"))
@@ -287,6 +288,7 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
         run_study(replace(config, rates=(1e-4, 1e-3)))
 
 
+@pytest.mark.slow
 def test_each_method_may_take_the_rate_that_is_best_on_dev(
     runs: FakeRuns, tuned: FakeFinetunings, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

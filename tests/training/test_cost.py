@@ -221,6 +221,7 @@ def make_own_batch() -> Any:
     return join(split(0, 0, 1, 1)[0])
 
 
+@pytest.mark.slow
 def test_a_step_without_values_holds_what_a_real_one_holds() -> None:
     for method, keeps, bf16, joined in product(("af", "full"), *[(True, False)] * 3):
         objective, batch = build_objective(method, bf16=bf16), make_own_batch()
@@ -253,6 +254,7 @@ def test_a_narrow_base_takes_half() -> None:
     assert 0.5 <= narrow["frozen_weights"] / plain["frozen_weights"] < 0.55, "all but LayerNorms"
 
 
+@pytest.mark.slow
 def test_recomputed_activations_are_those_of_one_layer() -> None:
     config = PretrainConfig(
         base="none",

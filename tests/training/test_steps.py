@@ -118,6 +118,7 @@ def test_steps_of_other_layouts(layout: str, method: str) -> None:
         check_equal(train(method, joined=True, layout=layout, dropout=True, **options), as_written)
 
 
+@pytest.mark.slow
 def test_operations_are_counted_as_those_of_layers_as_written() -> None:
     """Without values, as a dry run and a worker count them for a card: they are the same, in fewer products."""
     batch = make_full_batch(PretrainConfig(), VOCAB, LENGTH)
