@@ -36,7 +36,7 @@ def run_card(folder: Path, *words: str) -> list[dict[str, Any]]:
         made["run"](options)
     finally:
         first, *lines = map(json.loads, (folder / "card.jsonl").read_text(encoding="utf-8").splitlines())
-        assert first["block"] == "start" and first["versions"]["torch"] == torch.__version__
+        assert first["block"] == "start" and torch.__version__.startswith(first["versions"]["torch"])
     return lines
 
 
