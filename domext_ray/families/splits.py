@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ _BY_ROLE = ("conll", "squad", "brat")
 """Readers of files whose records go by role at once; those of all others, and of datasets, go by column."""
 _ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 """Files whose rows have names for their values."""
+_SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<place>\d{5})-of-(?P<number>\d{5})\.parquet")
+"""A file of a split as the hub has it."""
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
@@ -49,17 +52,22 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
         issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
     folder = Path(description.data)
     has_files = folder.is_dir() and not _is_saved_dataset(folder)
+    description = _choose_reader(description) if has_files else description
+    files = find_split_files(description) if has_files else {}
+    shards = {} if files else _find_shards(folder)
+    has_files = has_files and not shards
     if has_files:
-        description = _choose_reader(description)
-        files = find_split_files(description)
         records = {
             split: _read_file(path, description, issues, [other for other in files.values() if other != path])
             for split, path in files.items()
         }
     elif folder.exists() and not folder.is_dir():
-        raise CorpusError(f"{description.data} is a file; give the folder that holds it and the other splits.")
+        raise CorpusError(
+            f"{folder} is a file; give the folder that holds it and the other splits, or, if it is the whole set, "
+            f"{_describe_whole(folder, description)}."
+        )
     else:
-        records = _open_dataset(description)
+        description, records = _open_dataset(description, shards)
     if not has_files or description.reader not in _BY_ROLE:
         records = {split: select_columns(found, description, issues) for split, found in records.items()}
     family = FAMILIES[description.task]
@@ -68,6 +76,13 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
         split: _make(*family.begin_split(own, side), description)
         for split, own in family.read_together(rows, issues).items()
     }
+
+
+def _describe_whole(file: Path, description: SetDescription) -> str:
+    """What to do with a set of a single file, as it follows "if it is the whole set,"."""
+    lines = [f"task: {description.task}", f"files: {{train: {json.dumps(file.name, ensure_ascii=False)}}}"]
+    shown = ", ".join([*lines, "fractions: {train: 0.8, dev: 0.1, test: 0.1}"])
+    return f"write {shown}, a line each, into {file.parent / 'set.yaml'} and give {file.parent}"
 
 
 def _choose_reader(description: SetDescription) -> SetDescription:
@@ -224,13 +239,37 @@ def _is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _open_dataset(description: SetDescription) -> dict[str, Iterator[Record]]:
-    """Open a saved dataset or one of the hub; its splits go by the same patterns as files."""
+def _find_shards(folder: Path) -> dict[str, list[str]]:
+    """Return the Parquet files of each split where a folder has them as the hub does, in `data` or in itself."""
+    found: dict[str, dict[int, str]] = {}
+    numbers: dict[str, int] = {}
+    for path in sorted([*folder.glob("data/*.parquet"), *folder.glob("*.parquet")]):
+        if match := _SHARD.fullmatch(path.name):
+            found.setdefault(match["split"], {}).setdefault(int(match["place"]), str(path))
+            numbers[match["split"]] = int(match["number"])
+    for split, paths in found.items():
+        if missing := sorted({*range(numbers[split])} - {*paths}):
+            raise CorpusError(
+                f"{folder} lacks {len(missing)} of the {numbers[split]} files of {split} (the first is number "
+                f"{missing[0]:05}); fetch the others, too."
+            )
+    return {split: [paths[place] for place in sorted(paths)] for split, paths in found.items()}
+
+
+def _open_dataset(
+    description: SetDescription, shards: Mapping[str, list[str]]
+) -> tuple[SetDescription, dict[str, Iterator[Record]]]:
+    """Open a saved dataset, or one of the hub, or files of one; its splits go by the same patterns as files.
+
+    The reader is the first of the family's whose columns it has, unless the description names one.
+    """
     import datasets  # slow to import, and needed by few sets
 
     data = description.data
     try:
-        if Path(data).is_dir():
+        if shards:
+            loaded = datasets.load_dataset("parquet", data_files=dict(shards))
+        elif Path(data).is_dir():
             loaded = datasets.load_from_disk(data)
             _require_own_files(loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded], data)
         else:
@@ -246,6 +285,9 @@ def _open_dataset(description: SetDescription) -> dict[str, Iterator[Record]]:
             f"({type(error).__name__}: {' '.join(str(error).split())[:150]})."
         ) from error
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    columns = dict.fromkeys(next(iter(splits.values())).column_names)
+    readers = [own for own in (description, *description.others) if own.reader not in ("brat", LABEL_COLUMNS)]
+    description = next((own for own in readers if find_missing(columns, own) is None), description)
     found = {}
     for split in SPLITS:
         names = (
@@ -254,7 +296,7 @@ def _open_dataset(description: SetDescription) -> dict[str, Iterator[Record]]:
         name = next(names, None)
         if name is not None:
             found[split] = _read_dataset(splits[name], f"{data}/{name}", description)
-    return found
+    return description, found
 
 
 def _require_own_files(splits: Iterable[Any], folder: str) -> None:

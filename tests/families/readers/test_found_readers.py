@@ -5,13 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from labelled_fixtures import dump_lines, dump_parquet, load, refuse
 
-from domext_ray.families.readers.examples import LabelledSet, MultiLabelText, Question, RawSentence, TaggedSentence
+from domext_ray.errors import CorpusError
+from domext_ray.families.described_sets import find_description, make_description
+from domext_ray.families.readers.examples import (
+    LabelledSet,
+    LabelledText,
+    MultiLabelText,
+    Question,
+    RawSentence,
+    TaggedSentence,
+)
+from domext_ray.families.sets import load_set
 
 TEXT, WORDS, TAGS = "Old gout again .", ["Old", "gout", "again", "."], ["O", "B-Disease", "O", "O"]
 TAGGED = [{"id": str(i), "tokens": WORDS, "ner_tags": TAGS} for i in range(3)]
@@ -75,6 +87,48 @@ def test_questions_may_be_rows_and_labels_columns(tmp_path: Path) -> None:
     made = load(tmp_path / "labels", "multilabel", {"train.csv": content}, labels=["toxic", "rude"])
     assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [("toxic",), ("toxic", "rude")]
     assert "has no column 'labels'" in refuse(tmp_path / "unnamed", "multilabel", {"train.csv": content})
+
+
+def save_shards(folder: Path, rows: list[dict[str, Any]], features: datasets.Features) -> None:
+    """As the hub keeps a dataset: here two files of train, one of validation."""
+    folder.mkdir(parents=True)
+    whole = datasets.Dataset.from_list(rows, features=features)
+    for place in range(2):
+        whole.shard(2, place, contiguous=True).to_parquet(folder / f"train-{place:05}-of-00002.parquet")
+    whole.to_parquet(folder / "validation-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("inner", ["data", "."])
+def test_files_of_the_hub_are_its_splits_with_the_names_of_their_classes(tmp_path: Path, inner: str) -> None:
+    text, classes = datasets.Value("string"), datasets.ClassLabel(names=["O", "B-Disease"])
+    tagged = [{"tokens": WORDS, "ner_tags": [0, 1, 0, 0]}] * 4
+    features = datasets.Features({"tokens": datasets.Sequence(text), "ner_tags": datasets.Sequence(classes)})
+    save_shards(tmp_path / "ner" / inner, tagged, features)
+    made = load(tmp_path / "ner", "ner", {})
+    assert list_tags(made) == [TAGS] * 4 and len(made.dev) == 4 and made.labels == ("Disease",)
+    labelled = [{"text": f"Text {i}", "label": i % 2} for i in range(4)]
+    features = datasets.Features({"text": text, "label": datasets.ClassLabel(names=["bad", "good"])})
+    save_shards(tmp_path / "classes" / inner, labelled, features)
+    made = load(tmp_path / "classes", "classification", {})
+    assert [each.label for each in made.train if isinstance(each, LabelledText)] == ["bad", "good"] * 2
+    row = dump_lines([{"text": "Own", "label": "good"}, {"text": "Other", "label": "bad"}])
+    made = load(tmp_path / "classes", "classification", {"train.jsonl": row, "dev.jsonl": row})
+    assert len(made.train) == 2, "files with the names of splits are nearer"
+    (tmp_path / "ner" / inner / "train-00000-of-00002.parquet").unlink()
+    message = refuse(tmp_path / "ner", "ner", {})
+    assert message.endswith("lacks 1 of the 2 files of train (the first is number 00000); fetch the others, too.")
+
+
+def test_a_set_of_one_file_has_its_description_told(tmp_path: Path) -> None:
+    file = tmp_path / "notes.jsonl"
+    file.write_text(dump_lines([{"text": f"Text {i}", "label": "ab"[i % 2]} for i in range(60)]))
+    with pytest.raises(CorpusError) as error:
+        load_set(make_description("classification", "made", data=str(file)))
+    told = re.search(r"write (.*), a line each, into (\S+) and give (\S+)\.$", str(error.value))
+    assert told is not None
+    Path(told[2]).write_text(re.sub(r", (files|fractions)", r"\n\1", told[1]))
+    made = load_set(find_description("classification", told[3]))
+    assert [len(split) > 0 for split in (made.train, made.dev, made.test)] == [True] * 3
 
 
 def test_a_reader_that_is_named_stays(tmp_path: Path) -> None:
