@@ -25,6 +25,7 @@ from domext_ray.families.readers.set_description import (
     OPTIONAL,
     RETIRED,
     SCHEMES,
+    SET_FILE,
     SetDescription,
 )
 from domext_ray.families.registry import FAMILIES
@@ -33,8 +34,6 @@ from domext_ray.text.data.names import describe_near, find_near
 
 SETS = ASSETS / "sets"
 """Descriptions that ship, and beside its description the folder of a set whose files ship."""
-SET_FILE = "set.yaml"
-"""Description that a folder of data may hold."""
 
 
 def make_description(task: str, name: str, **values: Any) -> SetDescription:

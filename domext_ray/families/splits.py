@@ -27,7 +27,7 @@ from domext_ray.families.readers.columns import GROUP, LABEL_COLUMNS, find_missi
 from domext_ray.families.readers.examples import SPLITS, Example, Splits
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
-from domext_ray.families.readers.set_description import BRAT_FILES, SetDescription
+from domext_ray.families.readers.set_description import BRAT_FILES, SET_FILE, SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.storage import Place
 from domext_ray.text.data.files import find_suffix
@@ -40,6 +40,12 @@ _ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 """Files whose rows have names for their values."""
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<place>\d{5})-of-(?P<number>\d{5})\.parquet")
 """A file of a split as the hub has it."""
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "dev": ("dev", "devel", "development", "validation", "valid", "val", "testa"),
+    "test": ("test", "testing", "testb"),
+}
+"""Words in the names of files that say which split they are; the two tests are those of CoNLL-2003."""
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
@@ -64,7 +70,7 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     elif folder.exists() and not folder.is_dir():
         raise CorpusError(
             f"{folder} is a file; give the folder that holds it and the other splits, or, if it is the whole set, "
-            f"{_describe_whole(folder, description)}."
+            f"{_describe_yaml(folder.parent, description, {'train': folder.name})} and give {folder.parent}."
         )
     else:
         description, records = _open_dataset(description, shards)
@@ -78,11 +84,11 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     }
 
 
-def _describe_whole(file: Path, description: SetDescription) -> str:
-    """What to do with a set of a single file, as it follows "if it is the whole set,"."""
-    lines = [f"task: {description.task}", f"files: {{train: {json.dumps(file.name, ensure_ascii=False)}}}"]
-    shown = ", ".join([*lines, "fractions: {train: 0.8, dev: 0.1, test: 0.1}"])
-    return f"write {shown}, a line each, into {file.parent / 'set.yaml'} and give {file.parent}"
+def _describe_yaml(folder: Path, description: SetDescription, files: Mapping[str, str]) -> str:
+    """Which lines describe a set whose files have these names; a single one is the whole set, and is cut."""
+    named = ", ".join(f"{split}: {json.dumps(name, ensure_ascii=False)}" for split, name in files.items())
+    cut = ", fractions: {train: 0.8, dev: 0.1, test: 0.1}" if len(files) == 1 else ""
+    return f"write task: {description.task}, files: {{{named}}}{cut}, a line each, into {folder / SET_FILE}"
 
 
 def _choose_reader(description: SetDescription) -> SetDescription:
@@ -389,8 +395,23 @@ def lacks_split(split: str, splits: Splits, description: SetDescription, notes: 
         files = find_split_files(description) if Path(data).is_dir() else {}
         name = f" ({files[split].name})" if split in files else ""
         return CorpusError(f"The {split} of {data}{name} has no example{reason}")
-    patterns = ", ".join(description.files[split]) or "none"
-    return CorpusError(
-        f"{data} has no {split} (looked for {patterns}); name its file as files.{split}, or give shares as fractions, "
-        f"in {description.yaml}."
-    )
+    patterns, cure = ", ".join(description.files[split]) or "none", ""
+    files = _guess_files(Path(data)) if not description.path and Path(data).is_dir() else {}
+    if len(files) == 1 or split in files:
+        what = f"if {files['train']} is the whole set, " if len(files) == 1 else ""
+        cure = f"{what}{_describe_yaml(Path(data), description, files)}"
+    rule = cure or f"name its file as files.{split}, or give shares as fractions, in {description.yaml}"
+    return CorpusError(f"{data} has no {split} (looked for {patterns}); {rule}.")
+
+
+def _guess_files(folder: Path) -> dict[str, str]:
+    """Return the file of each split by the words of its name, or a lone file as train; empty if that is not certain."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    names = [name for name in names if not name.lower().startswith(("readme", "licen"))]
+    words = {name: {*re.split("[^a-z]+", name.lower())} for name in names}
+    found = {split: [name for name in names if words[name] & {*known}] for split, known in _SPLIT_WORDS.items()}
+    if len(names) == 1 and not found["dev"] + found["test"]:
+        return {"train": names[0]}
+    listed = [name for own in found.values() for name in own]
+    is_certain = all(len(own) == 1 for own in found.values() if own) and len({*listed}) == len(listed)
+    return {split: own[0] for split, own in found.items() if own} if is_certain and found["train"] else {}

@@ -18,6 +18,8 @@ from domext_ray.families.readers.examples import SPLITS
 Column: TypeAlias = str | int
 """A column's name, or its place in a table without header (negative: from the end)."""
 
+SET_FILE = "set.yaml"
+"""Description that a folder of data may hold."""
 DEFAULT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train.*",),
     "dev": ("devel.*", "dev.*", "validation.*", "valid.*", "val.*"),

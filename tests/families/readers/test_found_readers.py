@@ -119,16 +119,41 @@ def test_files_of_the_hub_are_its_splits_with_the_names_of_their_classes(tmp_pat
     assert message.endswith("lacks 1 of the 2 files of train (the first is number 00000); fetch the others, too.")
 
 
-def test_a_set_of_one_file_has_its_description_told(tmp_path: Path) -> None:
+def follow(message: str, task: str) -> LabelledSet:
+    """Write the description that a message tells, and load the set."""
+    told = re.search(r"write (.*), a line each, into (\S+/set\.yaml)", message)
+    assert told is not None, message
+    Path(told[2]).write_text(re.sub(r", (files|fractions)", r"\n\1", told[1]))
+    return load_set(find_description(task, str(Path(told[2]).parent)))
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_set_of_one_file_has_its_description_told(tmp_path: Path, is_given: bool) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text(dump_lines([{"text": f"Text {i}", "label": "ab"[i % 2]} for i in range(60)]))
     with pytest.raises(CorpusError) as error:
-        load_set(make_description("classification", "made", data=str(file)))
-    told = re.search(r"write (.*), a line each, into (\S+) and give (\S+)\.$", str(error.value))
-    assert told is not None
-    Path(told[2]).write_text(re.sub(r", (files|fractions)", r"\n\1", told[1]))
-    made = load_set(find_description("classification", told[3]))
+        load_set(make_description("classification", "made", data=str(file if is_given else tmp_path)))
+    assert "whole set" in str(error.value)
+    made = follow(str(error.value), "classification")
     assert [len(split) > 0 for split in (made.train, made.dev, made.test)] == [True] * 3
+
+
+def test_files_whose_names_say_which_split_they_are_have_their_description_told(tmp_path: Path) -> None:
+    """CoNLL-2003's, and those with the name of the set before it; where it is not certain nothing is guessed."""
+    columns = "\n".join(map(" ".join, zip(WORDS, TAGS, strict=True))) + "\n"
+    for folder, names in (("2003", ("eng.train", "eng.testa", "eng.testb")), ("de", ("de_train.tsv", "de-val.tsv"))):
+        (tmp_path / folder).mkdir()
+        for number, name in enumerate(names):
+            (tmp_path / folder / name).write_text(f"{number} O\n{columns}")
+        (tmp_path / folder / "README.md").touch()
+        with pytest.raises(CorpusError, match="has no train") as error:
+            load_set(make_description("ner", "made", data=str(tmp_path / folder)))
+        made = follow(str(error.value), "ner")
+        assert [len(split) for split in (made.train, made.dev, made.test)] == [1, 1, len(names) - 2]
+    (tmp_path / "de" / "set.yaml").unlink()
+    (tmp_path / "de" / "old_train.tsv").write_text(columns)
+    with pytest.raises(CorpusError, match=r"has no train \(looked for train\.\*\); name its file as files.train, or"):
+        load_set(make_description("ner", "made", data=str(tmp_path / "de")))
 
 
 def test_a_reader_that_is_named_stays(tmp_path: Path) -> None:
