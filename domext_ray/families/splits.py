@@ -396,10 +396,10 @@ def lacks_split(split: str, splits: Splits, description: SetDescription, notes: 
         name = f" ({files[split].name})" if split in files else ""
         return CorpusError(f"The {split} of {data}{name} has no example{reason}")
     patterns, cure = ", ".join(description.files[split]) or "none", ""
-    files = _guess_files(Path(data)) if not description.path and Path(data).is_dir() else {}
-    if len(files) == 1 or split in files:
-        what = f"if {files['train']} is the whole set, " if len(files) == 1 else ""
-        cure = f"{what}{_describe_yaml(Path(data), description, files)}"
+    guessed = _guess_files(Path(data)) if not description.path and Path(data).is_dir() else {}
+    if len(guessed) == 1 or split in guessed:
+        what = f"if {guessed['train']} is the whole set, " if len(guessed) == 1 else ""
+        cure = f"{what}{_describe_yaml(Path(data), description, guessed)}"
     rule = cure or f"name its file as files.{split}, or give shares as fractions, in {description.yaml}"
     return CorpusError(f"{data} has no {split} (looked for {patterns}); {rule}.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -124,8 +125,9 @@ class SetDescription:
 
     @property
     def yaml(self) -> str:
-        """What a message tells the user to change."""
-        return self.path or "a YAML file that describes the set"
+        """What a message tells the user to change, or to write."""
+        new = f"{Path(self.data) / SET_FILE} (a new file, with task: {self.task})"
+        return self.path or (new if Path(self.data).is_dir() else "a YAML file that describes the set")
 
     def fill(self, **values: Any) -> SetDescription:
         """Return it with its family's values in the place of those that it left out."""

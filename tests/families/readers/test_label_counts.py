@@ -175,7 +175,7 @@ def test_a_label_that_says_there_is_none_is_told(tmp_path: Path) -> None:
     table: dict[str, str | bytes] = {"train.csv": "text,label\na,nan\nb,none\nc,x\n"}
     assert load(tmp_path, "classification", table).warnings == (
         f"{tmp_path}/train.csv:2 has the label 'nan', as programs write where there is none; empty such cells, or name "
-        "the labels in a YAML file that describes the set if it is one.",
+        f"the labels in {tmp_path}/set.yaml (a new file, with task: classification) if it is one.",
     )
     assert not load(tmp_path, "classification", table, labels=("nan", "none", "x")).warnings
 
@@ -304,7 +304,7 @@ def test_a_mark_that_may_be_a_class_is_asked_for(tmp_path: Path) -> None:
     message = refuse(tmp_path, "classification", {"train.jsonl": rows})
     assert message == (
         "33% of the examples of made have the label '-1', which often says that there is none; name the classes as "
-        "labels in a YAML file that describes the set: [0, 1], or with '-1' where it is one."
+        "labels in set.yaml (a new file, with task: classification): [0, 1], or with '-1' where it is one."
     )
     assert load(tmp_path, "classification", {"train.jsonl": rows}, labels=("-1", "0", "1")).labels == ("-1", "0", "1")
     assert len(load(tmp_path, "classification", {"train.jsonl": rows}, labels=("0", "1")).train) == 6

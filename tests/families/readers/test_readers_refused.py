@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
     (
         *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', RECORDS),
-        "train.jsonl:1, tag 1, has the tag 3, a number; name the tags in the order of their numbers in a YAML file",
+        "train.jsonl:1, tag 1, has the tag 3, a number; name the tags in the order of their numbers in set.yaml (a new",
     ),
     (
         *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', {**RECORDS, "tags": ("O", "B-x")}),
@@ -266,7 +266,10 @@ def test_other_mistakes_with_files_are_one_sentence(tmp_path: Path) -> None:
     message = refuse(tmp_path, "ner", {"train.tsv": "a\tO\n", "train.tsv.gz": "b\tO\n"})
     assert "2 files that match 'train.*' (train.tsv, train.tsv.gz); keep one, or name it as files.train" in message
     message = refuse(tmp_path / "columns", "multilabel", {"train.csv": "text,toxic\na,1\n"})
-    assert "or reader: label_columns for a column of 0 and 1 per label, in a YAML file" in message
+    assert (
+        "or reader: label_columns for a column of 0 and 1 per label, in set.yaml (a new file, with task: multilabel)"
+        in message
+    )
     description: dict[str, Any] = {"columns": {"labels": ("toxic",)}, "labels": (), "reader": "label_columns"}
     message = refuse(tmp_path / "labels", "multilabel", {"train.csv": "text,labels\none,1\n"}, **description)
     assert "columns.labels is ('toxic',); it must be left " in message

@@ -103,7 +103,7 @@ def test_a_list_of_0_and_1_needs_names(tmp_path: Path) -> None:
         for given, ending in (((), "in the order of the list."), (("a", "b"), "of the list (it names 2).")):
             message = refuse(tmp_path / name, "multilabel", contents, labels=given)
             assert message.startswith(f"{name}:{1 + (content[:4] == 'text')} has ")
-            assert "so has every row 3 times 0 or 1; write labels: [NAME, NAME, NAME] in a YAML file" in message
+            assert "so has every row 3 times 0 or 1; write labels: [NAME, NAME, NAME] in set.yaml" in message
             assert message.endswith(ending)
         made = load(tmp_path / name, "multilabel", contents, labels=("x", "y", "z"))
         labels = [each.labels for each in made.train if isinstance(each, MultiLabelText)]
