@@ -400,6 +400,9 @@ def lacks_split(split: str, splits: Splits, description: SetDescription, notes: 
     if len(guessed) == 1 or split in guessed:
         what = f"if {guessed['train']} is the whole set, " if len(guessed) == 1 else ""
         cure = f"{what}{_describe_yaml(Path(data), description, guessed)}"
+    inner = sorted(path for path in Path(data).iterdir() if _find_shards(path)) if Path(data).is_dir() else []
+    if inner:
+        cure = f"give one of the sets in it, such as {inner[0]}"
     rule = cure or f"name its file as files.{split}, or give shares as fractions, in {description.yaml}"
     return CorpusError(f"{data} has no {split} (looked for {patterns}); {rule}.")
 

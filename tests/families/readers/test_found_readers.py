@@ -114,6 +114,7 @@ def test_files_of_the_hub_are_its_splits_with_the_names_of_their_classes(tmp_pat
     row = dump_lines([{"text": "Own", "label": "good"}, {"text": "Other", "label": "bad"}])
     made = load(tmp_path / "classes", "classification", {"train.jsonl": row, "dev.jsonl": row})
     assert len(made.train) == 2, "files with the names of splits are nearer"
+    assert refuse(tmp_path, "ner", {}).endswith("; give one of the sets in it, such as classes.")
     (tmp_path / "ner" / inner / "train-00000-of-00002.parquet").unlink()
     message = refuse(tmp_path / "ner", "ner", {})
     assert message.endswith("lacks 1 of the 2 files of train (the first is number 00000); fetch the others, too.")
