@@ -117,7 +117,8 @@ def _suits(path: Path, description: SetDescription) -> bool:
     """Whether the first row of a file has what a reader needs."""
     issues = DataIssues(is_strict=False)
     first = next(complete_exports(read_records(path, description, issues), description, issues), None)
-    if first is None or find_missing(first.values, description) is not None:
+    has_names = first is not None and all(isinstance(name, str) for name in first.values)
+    if first is None or not has_names or find_missing(first.values, description) is not None:
         return False
     return description.reader != LABEL_COLUMNS or (
         bool(description.labels) and {*description.labels} <= first.values.keys()

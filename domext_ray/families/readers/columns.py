@@ -46,23 +46,29 @@ def get_value(values: Mapping[Any, Any], names: tuple[Column, ...]) -> Any:
 
 def find_missing(values: Mapping[Any, Any], description: SetDescription) -> str | None:
     """Return the first required role that none of a row's columns plays, or None."""
+    return next(_list_missing(values, description), None)
+
+
+def _list_missing(values: Mapping[Any, Any], description: SetDescription) -> Iterator[str]:
     for role in description.required:
         test = all if role == "options" else any
         if not test(_look_up(values, name) is not _ABSENT for name in description.columns[role]):
-            return role
-    return None
+            yield role
 
 
 def lacks_column(source: str, columns: Iterable[Column], description: SetDescription) -> CorpusError:
-    """Return the error for a file without a required column."""
+    """Return the error for a file without required columns."""
     listed = list(columns)
-    role = find_missing(dict.fromkeys(listed), description)
-    assert role is not None
-    wanted = (" and " if role == "options" else " or ").join(repr(name) for name in description.columns[role])
+    missing = list(_list_missing(dict.fromkeys(listed), description))
+    wanted = ", and none of ".join(
+        f"{(' and ' if role == 'options' else ' or ').join(map(repr, description.columns[role]))} for {role!r}"
+        for role in missing
+    )
     shown = ", ".join(shorten(column, 40) for column in listed[:_NAMED_COLUMNS]) or "none"
-    other = ", or reader: label_columns for a column of 0 and 1 per label," if role == "labels" else ""
+    given = ", ".join(f"{role}: NAME" for role in missing)
+    other = ", or reader: label_columns for a column of 0 and 1 per label," if "labels" in missing else ""
     return CorpusError(
-        f"{source} has no column {wanted} for {role!r}, only {shown}; set columns.{role}{other} in {description.yaml}."
+        f"{source} has no column {wanted}, only {shown}; write columns: {{{given}}}{other} in {description.yaml}."
     )
 
 

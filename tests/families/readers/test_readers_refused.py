@@ -128,6 +128,8 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "tsv", "a O\nb\t \n", {}, "train.tsv:2 has "),
     ("ner", "tsv", '{"text": 1}\n', {}, "train.tsv:1 has "),
     ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
+    ("ner", "csv", "a,O\n", {}, "train.csv:1 has commas between its cells"),
+    ("ner", "csv", "Sentence #,Word,Tag\n1,a,O\n", {}, "train.csv:1 has commas between its cells"),
     (
         *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', RECORDS),
         "train.jsonl:1, tag 1, has the tag 3, a number; name the tags in the order of their numbers in set.yaml (a new",
@@ -208,7 +210,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ),
     (
         *("nested_ner", "json", '{"text": "a"}', {}),
-        "train.json:1 has no column 'entities' or 'spans' or 'label' or 'labels' for 'entities', only 'text'; set colu",
+        "train.json:1 has no column 'entities' or 'spans' or 'label' or 'labels' for 'entities', only 'text'; write c",
     ),
     (
         "relation_extraction",
