@@ -57,24 +57,20 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
     for key in description.ignored:
         issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
     folder = Path(description.data)
-    has_files = folder.is_dir() and not _is_saved_dataset(folder)
-    description = _choose_reader(description) if has_files else description
-    files = find_split_files(description) if has_files else {}
-    shards = {} if files else _find_shards(folder)
-    has_files = has_files and not shards
-    if has_files:
+    if folder.exists() and not folder.is_dir():
+        raise _is_no_folder(folder, description)
+    is_plain = folder.is_dir() and not _is_saved_dataset(folder)
+    description = _choose_reader(description) if is_plain else description
+    files = find_split_files(description) if is_plain else {}
+    shards = _find_shards(folder) if is_plain and not files else {}
+    if is_plain and not shards:
         records = {
             split: _read_file(path, description, issues, [other for other in files.values() if other != path])
             for split, path in files.items()
         }
-    elif folder.exists() and not folder.is_dir():
-        raise CorpusError(
-            f"{folder} is a file; give the folder that holds it and the other splits, or, if it is the whole set, "
-            f"{_describe_yaml(folder.parent, description, {'train': folder.name})} and give {folder.parent}."
-        )
     else:
         description, records = _open_dataset(description, shards)
-    if not has_files or description.reader not in _BY_ROLE:
+    if not files or description.reader not in _BY_ROLE:
         records = {split: select_columns(found, description, issues) for split, found in records.items()}
     family = FAMILIES[description.task]
     rows = {split: [SetRow(record, description, issues) for record in found] for split, found in records.items()}
@@ -82,6 +78,13 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
         split: _make(*family.begin_split(own, side), description)
         for split, own in family.read_together(rows, issues).items()
     }
+
+
+def _is_no_folder(file: Path, description: SetDescription) -> CorpusError:
+    """Return the error for a set that is given as a file."""
+    whole = _describe_yaml(file.parent, description, {"train": file.name})
+    cure = "" if description.path else f", or, if it is the whole set, {whole} and give {file.parent}"
+    return CorpusError(f"{file} is a file; give the folder that holds it and the other splits{cure}.")
 
 
 def _describe_yaml(folder: Path, description: SetDescription, files: Mapping[str, str]) -> str:
