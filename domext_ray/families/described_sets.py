@@ -26,6 +26,7 @@ from domext_ray.families.readers.set_description import (
     RETIRED,
     SCHEMES,
     SET_FILE,
+    WITH_PLACES,
     SetDescription,
 )
 from domext_ray.families.registry import FAMILIES
@@ -67,14 +68,11 @@ def make_description(task: str, name: str, **values: Any) -> SetDescription:
         required=required,
         annotated=family.annotated if family.annotated in required else "",
         metric=own.metric or family.metric,
-        ends="exclusive" if reader == "brat" else own.ends,
+        ends="exclusive" if reader in WITH_PLACES else own.ends,
         separator=own.separator or family.separator,
         rule=own.rule or (family.rules[own.no_answer] if family.rules else None),
         others=() if own.reader else tuple(_make_others([*family.readers][1:], values)),
     )
-    if made.group_field != "" and reader not in ("records", "label_columns", "spans"):
-        without = f"left out with reader: {reader}, whose files have no columns"
-        raise _refuse(made, "group_field", made.group_field, without)
     if reader == "label_columns" and "labels" in given:
         raise _refuse(made, "columns.labels", given["labels"], "left out: labels name their columns")
     if not any(fnmatch.fnmatchcase(made.metric, pattern) for pattern in family.metrics):

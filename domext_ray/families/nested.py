@@ -22,6 +22,7 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnnotatedText, Entity, sort_entities
 from domext_ray.families.readers.issues import DataIssues, SetRow, list_places
 from domext_ray.families.readers.offsets import Unit
+from domext_ray.families.readers.set_description import WITH_PLACES
 from domext_ray.families.readers.spans import place_annotations, read_annotations
 from domext_ray.families.readers.words import is_whole
 from domext_ray.families.rows import Row
@@ -63,7 +64,7 @@ class SpanTask(Task):
     """
 
     family = "nested_ner"
-    readers = {"records": ("text", "entities"), "brat": ()}
+    readers = {"records": ("text", "entities"), **dict.fromkeys(WITH_PLACES, ())}
     columns = {**ID, **SPANS}
     annotated = "entities"
     metrics = ENTITY_METRICS

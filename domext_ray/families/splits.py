@@ -21,38 +21,41 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from domext_ray.errors import CorpusError, find_storage_error
+from domext_ray.errors import ConfigError, CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports
-from domext_ray.families.readers.columns import GROUP, LABEL_COLUMNS, find_missing, select_columns
+from domext_ray.families.readers.columns import GROUP, LABEL_COLUMNS, find_missing, get_value, select_columns
 from domext_ray.families.readers.examples import SPLITS, Example, Splits
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
+from domext_ray.families.readers.pubtator import is_pubtator, read_pubtator
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
-from domext_ray.families.readers.set_description import BRAT_FILES, SET_FILE, SetDescription
+from domext_ray.families.readers.set_description import BRAT_FILES, SET_FILE, WITH_PLACES, SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.storage import Place
 from domext_ray.text.data.files import find_suffix
 from domext_ray.text.data.groups import hash_group
 from domext_ray.text.data.readers import part_values
 
-_BY_ROLE = ("conll", "squad", "brat")
+_BY_ROLE = ("conll", "squad", *WITH_PLACES)
 """Readers of files whose records go by role at once; those of all others, and of datasets, go by column."""
 _ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 """Files whose rows have names for their values."""
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<place>\d{5})-of-(?P<number>\d{5})\.parquet")
 """A file of a split as the hub has it."""
 _SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "dev": ("dev", "devel", "development", "validation", "valid", "val", "testa"),
-    "test": ("test", "testing", "testb"),
+    "train": ("train", "training", "trainset"),
+    "dev": ("dev", "devel", "development", "developset", "validation", "valid", "val", "testa"),
+    "test": ("test", "testing", "testset", "testb"),
 }
-"""Words in the names of files that say which split they are; the two tests are those of CoNLL-2003."""
+"""Words in the names of files that say which split they are; some are those of CoNLL-2003 and NCBI-disease."""
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+")
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
 def read_splits(description: SetDescription, issues: DataIssues, side: Any = None) -> dict[str, tuple[Example, ...]]:
     """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
-    Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
+    Nothing there, two files that claim one split, and a file of another layout are a CorpusError; files without
+    columns, of which `group_field` names one, a ConfigError.
     """
     for key in description.ignored:
         issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
@@ -69,7 +72,10 @@ def read_splits(description: SetDescription, issues: DataIssues, side: Any = Non
             for split, path in files.items()
         }
     else:
-        description, records = _open_dataset(description, shards)
+        description, records = _open_dataset(description, shards, issues)
+    if files and description.group_field != "" and description.reader in _BY_ROLE:
+        without = f"left out, because {next(iter(files.values()))} (reader: {description.reader}) has no columns"
+        raise ConfigError(f"{description.where}: group_field is {description.group_field!r}; it must be {without}.")
     if not files or description.reader not in _BY_ROLE:
         records = {split: select_columns(found, description, issues) for split, found in records.items()}
     family = FAMILIES[description.task]
@@ -104,10 +110,14 @@ def _choose_reader(description: SetDescription) -> SetDescription:
     files, readers = list(find_split_files(description).values()), [description, *description.others]
     if not files:
         return next((own for own in readers if own.reader == "brat" and find_split_files(own)), description)
+    has_rows = find_suffix(str(files[0])) in _ROWS
+    if not has_rows and any(own.reader == "pubtator" for own in readers) and is_pubtator(files[0]):
+        return next(own for own in readers if own.reader == "pubtator")
     fault: CorpusError | None = None
-    for own in readers if find_suffix(str(files[0])) in _ROWS else ():
+    for own in readers if has_rows else ():
         try:
-            if own.reader not in _BY_ROLE and _suits(files[0], own):
+            records = read_records(files[0], own, DataIssues(is_strict=False))
+            if own.reader not in _BY_ROLE and _suits(records, own):
                 return own
         except CorpusError as error:
             fault = error if own.annotated and find_suffix(str(files[0])) != ".csv" else fault
@@ -116,16 +126,22 @@ def _choose_reader(description: SetDescription) -> SetDescription:
     return description
 
 
-def _suits(path: Path, description: SetDescription) -> bool:
-    """Whether the first row of a file has what a reader needs."""
-    issues = DataIssues(is_strict=False)
-    first = next(complete_exports(read_records(path, description, issues), description, issues), None)
+def _suits(records: Iterable[Record], description: SetDescription) -> bool:
+    """Whether the first row has what a reader needs."""
+    first = next(complete_exports(records, description, DataIssues(is_strict=False)), None)
     has_names = first is not None and all(isinstance(name, str) for name in first.values)
     if first is None or not has_names or find_missing(first.values, description) is not None:
+        return False
+    if "tags" in description.required and _has_spans(get_value(first.values, description.columns["tags"])):
         return False
     return description.reader != LABEL_COLUMNS or (
         bool(description.labels) and {*description.labels} <= first.values.keys()
     )
+
+
+def _has_spans(tags: object) -> bool:
+    """Whether what goes by a name of tags are entities, each with its place."""
+    return isinstance(tags, list | tuple) and any(isinstance(tag, list | tuple | Mapping) for tag in tags)
 
 
 def find_split_files(description: SetDescription) -> dict[str, Path]:
@@ -191,6 +207,8 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
             return read_squad(path, description)
         case "brat":
             return read_brat(path, issues, others)
+        case "pubtator":
+            return read_pubtator(path)
     records = read_records(path, description, issues)
     if "tags" in description.required and find_suffix(str(path)) == ".parquet" and not description.tags:
         records = _decode_tags(records, path, description)
@@ -267,11 +285,11 @@ def _find_shards(folder: Path) -> dict[str, list[str]]:
 
 
 def _open_dataset(
-    description: SetDescription, shards: Mapping[str, list[str]]
+    description: SetDescription, shards: Mapping[str, list[str]], issues: DataIssues
 ) -> tuple[SetDescription, dict[str, Iterator[Record]]]:
     """Open a saved dataset, or one of the hub, or files of one; its splits go by the same patterns as files.
 
-    The reader is the first of the family's whose columns it has, unless the description names one.
+    The reader is the first of the family's that its first row suits, unless the description names one.
     """
     import datasets  # slow to import, and needed by few sets
 
@@ -295,9 +313,11 @@ def _open_dataset(
             f"({type(error).__name__}: {' '.join(str(error).split())[:150]})."
         ) from error
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-    columns = dict.fromkeys(next(iter(splits.values())).column_names)
-    readers = [own for own in (description, *description.others) if own.reader not in ("brat", LABEL_COLUMNS)]
-    description = next((own for own in readers if find_missing(columns, own) is None), description)
+    whole = next(iter(splits.values()))
+    first = whole.select(range(min(len(whole), 1)))
+    readers = [own for own in (description, *description.others) if own.reader not in WITH_PLACES]
+    suiting = (own for own in readers if _suits(_read_dataset(first, data, own), own))
+    description = next(suiting, description)
     found = {}
     for split in SPLITS:
         names = (
@@ -305,7 +325,8 @@ def _open_dataset(
         )
         name = next(names, None)
         if name is not None:
-            found[split] = _read_dataset(splits[name], f"{data}/{name}", description)
+            records = _read_dataset(splits[name], f"{data}/{name}", description)
+            found[split] = complete_exports(records, description, issues)
     return description, found
 
 
@@ -415,7 +436,7 @@ def _guess_files(folder: Path) -> dict[str, str]:
     """Return the file of each split by the words of its name, or a lone file as train; empty if that is not certain."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     names = [name for name in names if not name.lower().startswith(("readme", "licen"))]
-    words = {name: {*re.split("[^a-z]+", name.lower())} for name in names}
+    words = {name: {word.lower() for word in _WORD.findall(name)} for name in names}
     found = {split: [name for name in names if words[name] & {*known}] for split, known in _SPLIT_WORDS.items()}
     if len(names) == 1 and not found["dev"] + found["test"]:
         return {"train": names[0]}

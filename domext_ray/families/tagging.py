@@ -27,6 +27,7 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import RawSentence, TaggedSentence, order, read_tags, sort_entities
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
+from domext_ray.families.readers.set_description import WITH_PLACES
 from domext_ray.families.readers.spans import place_annotations, read_annotations
 from domext_ray.families.readers.tagged import choose_scheme, convert_tags, name_tags
 from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
@@ -63,11 +64,14 @@ class TokenClassificationTask(ClassTask):
     """
 
     family = "ner"
-    readers = {"conll": ("tokens", "tags"), "records": ("tokens", "tags"), "spans": ("text", "entities"), "brat": ()}
+    readers = {
+        **{"conll": ("tokens", "tags"), "records": ("tokens", "tags"), "spans": ("text", "entities")},
+        **dict.fromkeys(WITH_PLACES, ()),
+    }
     columns = {
         **ID,
         "tokens": ("tokens", "words", 0),
-        "tags": ("ner_tags", "tags", -1),
+        "tags": ("ner_tags", "tags", "labels", "ner", -1),
         "document": ("document", "doc_id"),
         **SPANS,
     }

@@ -98,6 +98,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "wrapped-2.json": (json.dumps({"name": "a", "rows": ARRAY * 9999}, indent=1).encode(), r"run jq -c '.rows\[\]'"),
     "joined.json": (b'{"text": "a"}{"text": "b"}', "objects without line breaks between them; run jq -c . FILE"),
     "ids.json": (json.dumps(dict.fromkeys(map(str, range(20)), "a")).encode(), "but an object of texts; run jq -c '.*"),
+    "abstracts.txt": (b"227|t|Gout\n227|a|Old.\n", r"is PubTator, .*; run sed -n 's/.*//p' FILE > NEW.txt and give"),
+    "abstracts.txt.gz": (gzip.compress(b"227|t|Gout\n227|a|Old.\n"), "is PubTator, .*; run gunzip -c FILE | sed -n"),
     "twice.csv": (b"text,text\na,b\n", "has 2 columns 'text'"),
     "empty.csv": (b"", "empty.csv cannot be read to its end"),
 }

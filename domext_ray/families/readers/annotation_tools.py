@@ -2,7 +2,8 @@
 
 Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
 Prodigy (whose rows may lack it), of spaCy (whose categories are 0 or 1 each, as `cats`), of Dataturks (whose ends are
-inclusive) and of GLiNER (whose entities count words).
+inclusive), of GLiNER (whose entities count words) and of BigBIO (whose texts are passages, and whose entities may have
+several stretches).
 Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
 """
 
@@ -17,6 +18,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.families.readers.cells import read_mark, shorten
 from domext_ray.families.readers.columns import get_value
 from domext_ray.families.readers.issues import DataIssues, Record
+from domext_ray.families.readers.offsets import GAPS
 from domext_ray.families.readers.set_description import Column, SetDescription
 
 _MIN_COLUMNS = {"annotation_id", "annotator", "lead_time"}
@@ -215,6 +217,31 @@ def _read_gliner(row: Record, description: SetDescription) -> Record:
     return _name(row, description, text, entities)
 
 
+def _read_bigbio(row: Record, description: SetDescription) -> Record:
+    """Put the passages of BigBIO where their offsets say, with spaces between them."""
+    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
+    passages: Any = row.values.get("passages") or []
+    given: Any = row.values.get("entities") or []
+    text, entities = "", []
+    try:
+        parts = [part for each in passages for part in zip(each["offsets"], each["text"], strict=True)]
+        for (first, _), part in sorted(parts):
+            if first < len(text):
+                rule = f"passages must not overlap, but one begins at {first}, before the end of another"
+                raise CorpusError(f"{row.source} has another layout: {rule}.")
+            text += " " * (first - len(text)) + part
+        for entity in given:
+            places = [(int(first), int(last)) for first, last in entity["offsets"]]
+            gaps = tuple((last, first) for (_, last), (first, _) in itertools.pairwise(places))
+            shown = places[-1][1] - (description.ends == "inclusive")
+            values = {start: places[0][0], end: shown, kind: entity["type"], mention: " ".join(entity["text"])}
+            entities.append({**values, GAPS: gaps})
+    except (TypeError, LookupError, ValueError):
+        rule = "passages and entities of BigBIO have lists as 'text' and 'offsets', and entities a 'type'"
+        raise CorpusError(f"{row.source} has another layout: {rule}.") from None
+    return _name(row, description, text, entities)
+
+
 def _name(row: Record, description: SetDescription, text: Any, entities: list[Any]) -> Record:
     names = (description.columns[role][0] for role in ("text", "entities"))
     return replace(row, values={**row.values, **dict(zip(names, (text, entities), strict=True))})
@@ -223,5 +250,6 @@ def _name(row: Record, description: SetDescription, text: Any, entities: list[An
 _READERS: Mapping[frozenset[str], Callable[[Record, SetDescription], Record]] = {
     frozenset({"content", "annotation"}): _read_dataturks,
     frozenset({"tokenized_text", "ner"}): _read_gliner,
+    frozenset({"passages", "entities"}): _read_bigbio,
 }
 """What reads each row of a file whose first row has these columns."""

@@ -42,6 +42,8 @@ UNITS = (
     Unit("UTF-16 code units", "JavaScript and Java", "utf-16-le", "<u2", 0xFC00, 0xDC00),
     Unit("bytes of UTF-8", "Go and Rust", "utf-8", "u1", 0xC0, 0x80),
 )
+GAPS = "gaps"
+"""What readers call the stretches within an entity that are not of it, as tuples; a row's own value is none."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from domext_ray.errors import CorpusError, name_file
 from domext_ray.families.readers.cells import shorten
 from domext_ray.families.readers.columns import find_missing, lacks_column, require_one_each
 from domext_ray.families.readers.issues import DataIssues, Record
+from domext_ray.families.readers.offsets import GAPS
 from domext_ray.families.readers.set_description import Column, SetDescription
 from domext_ray.families.readers.tagged import is_tag
 from domext_ray.files import walk
@@ -459,6 +460,6 @@ def read_brat(folder: Path, issues: DataIssues, others: Collection[Path] = ()) -
             places = [tuple(map(int, place.split())) for place in match[2].split(";")]
             gaps = tuple((end, start) for (_, end), (start, _) in itertools.pairwise(places))
             values = {"start": places[0][0], "end": places[-1][1], "type": match[1], "mention": match[3]}
-            entities.append({**values, "place": f"{notes}:{number}", "gaps": gaps})
+            entities.append({**values, "place": f"{notes}:{number}", GAPS: gaps})
         name = path.relative_to(folder).with_suffix("").as_posix()
         yield Record({"id": name, "text": read_text(path), "entities": entities}, str(path), 1)

@@ -38,6 +38,8 @@ SCHEMES = {
     **dict.fromkeys(("bilou", "bioul", "biolu", "biluo"), "bilou"),
 }
 """Names of tag schemes, and what those that go by several names are here."""
+WITH_PLACES = ("brat", "pubtator")
+"""Readers of texts with notes on their entities, which have exclusive ends, and each a place in a file."""
 RULES = ("squad_v1", "squad_v2", "cmrc")
 """How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
 OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
@@ -79,7 +81,7 @@ class SetDescription:
     # its family's name
     task: _Text = _key()
     # the files' layout: conll, squad, records (a table, JSON or Parquet by the file's ending), label_columns (such with
-    # a column of 0 and 1 per label), spans (such with entities by characters), or brat (a folder per split)
+    # a column of 0 and 1 per label), spans (such with entities by characters), pubtator, or brat (a folder per split)
     reader: _Text = _key()
     # patterns of each split, tried in order; none: the set has no such split
     files: dict[_Split, _Texts] = _key(f"{_PATTERNS} for {', '.join(SPLITS)}", dict)

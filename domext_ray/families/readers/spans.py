@@ -16,7 +16,8 @@ from domext_ray.families.readers.cells import as_offset, shorten
 from domext_ray.families.readers.columns import REJECTED, get_value
 from domext_ray.families.readers.examples import Entity, ScatteredEntity
 from domext_ray.families.readers.issues import SetRow
-from domext_ray.families.readers.offsets import Annotation, Unit, find_unit
+from domext_ray.families.readers.offsets import GAPS, Annotation, Unit, find_unit
+from domext_ray.families.readers.set_description import WITH_PLACES
 from domext_ray.families.readers.tagged import is_tag
 from domext_ray.families.readers.words import trim
 
@@ -43,7 +44,7 @@ def _list_annotations(row: SetRow) -> list[Annotation]:
     names = [columns[role][0] for role in ("start", "end", "type", "mention")]
     found = []
     for values in row.read_objects("entities", names=names):
-        place = values.get("place", row.source) if row.description.reader == "brat" else row.source
+        place = values.get("place", row.source) if row.description.reader in WITH_PLACES else row.source
         start, end, kind, mention = (get_value(values, columns[role]) for role in ("start", "end", "type", "mention"))
         if as_offset(start) is None and None not in (as_offset(end), as_offset(kind)):
             start, end, kind = end, kind, start  # a list that begins with the type
@@ -61,7 +62,8 @@ def _list_annotations(row: SetRow) -> list[Annotation]:
             row.issues.add(place, "entity", "has no label", (start, end))
             continue
         for label in _read_types(row, kind, place):
-            gaps = values.get("gaps", ()) if row.description.reader == "brat" else ()
+            gaps = values.get(GAPS)
+            gaps = gaps if isinstance(gaps, tuple) else ()  # a reader's: JSON and Parquet have lists
             found.append(Annotation(first, _list_ends(row, last, mention), label, mention, place, gaps))
     return found
 

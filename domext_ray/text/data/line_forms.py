@@ -57,6 +57,7 @@ _ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u200[bB]")
 _OBJECT = re.compile(rf"[\[\s]*\{{\s*{_KEY}")
 _COLUMN = re.compile(r"[\w.-]{0,30}")
 """A column's name, in a header that is known by its names alone."""
+_PUBTATOR, _PUBTATOR_TEXT = re.compile(r"[^|\s]+\|t\|"), "sed -n 's/^[^|]*|[ta]|//p'"
 _FEWEST_ROWS, _SEEN_LINES = 3, 50
 
 
@@ -83,11 +84,15 @@ def require_json_lines(
         what, program = next((own for own in (wrapped, columns) if own[1]), (what, program))
     if program and program not in taken and (field or "FIELD" not in program):
         program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
-        is_gzip = path.lower().endswith(".gz")
-        call = f"gunzip -c FILE | jq -c {shlex.quote(program)}" if is_gzip else f"jq -c {shlex.quote(program)} FILE"
+        call = _give_lines(path, f"jq -c {shlex.quote(program)}")
         raise CorpusError(
             f"{path} is not JSON Lines, an object a line, but {what}; run {call} > NEW.jsonl and give that."
         )
+
+
+def _give_lines(path: str, program: str) -> str:
+    """Return the command that gives a file, packed or not, to a program."""
+    return f"gunzip -c FILE | {program}" if path.lower().endswith(".gz") else f"{program} FILE"
 
 
 def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
@@ -214,6 +219,11 @@ def require_plain_text(path: str, head: bytes, fields: Sequence[str], forms: For
         if _has_text(_parse(text.partition("\n")[0]), fields):
             raise CorpusError(f"{path} is JSON Lines, and such a file's name must end in .jsonl; rename it.")
         found = JSON_AS_TEXT
+    elif _PUBTATOR.match(text):
+        raise CorpusError(
+            f"{path} is PubTator, whose lines of text begin with the number of their document; run "
+            f"{_give_lines(path, _PUBTATOR_TEXT)} > NEW.txt and give that."
+        )
     elif table := _find_table(text):
         separator, names = table
         if taken := [name for name in names if name.lower() in fields]:

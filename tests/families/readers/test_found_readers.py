@@ -28,6 +28,16 @@ from domext_ray.families.sets import load_set
 TEXT, WORDS, TAGS = "Old gout again .", ["Old", "gout", "again", "."], ["O", "B-Disease", "O", "O"]
 TAGGED = [{"id": str(i), "tokens": WORDS, "ner_tags": TAGS} for i in range(3)]
 SPANS = [{"text": TEXT, "label": [[4, 8, "Disease"]]}] * 3
+PUBTATOR = "7|t|Old gout\n7|a|again .\n7\t4\t8\tgout\tDisease\tD006073\n7\tCID\tD1\tD2\n\n"
+BIGBIO: dict[str, Any] = {
+    "id": "7",
+    "passages": [
+        {"type": "title", "text": ["Old gout"], "offsets": [[0, 8]]},
+        {"type": "abstract", "text": ["again ."], "offsets": [[9, 16]]},
+    ],
+    "entities": [{"type": "Disease", "text": ["gout"], "offsets": [[4, 8]], "normalized": []}],
+    "relations": [],
+}
 
 
 def dump_csv(rows: list[dict[str, Any]]) -> str:
@@ -47,6 +57,11 @@ FILES: dict[str, tuple[str, str | bytes]] = {
     "Parquet": ("train.parquet", dump_parquet(TAGGED)),
     "CSV, as pandas writes lists": ("train.csv", dump_csv(TAGGED)),
     "doccano": ("train.jsonl", dump_lines(SPANS)),
+    "tags as labels": ("train.json", json.dumps([{"document": 7, "tokens": WORDS, "labels": TAGS}] * 3)),
+    "PubTator": ("train.txt", PUBTATOR * 3),
+    "PubTator of another ending": ("train.PubTator", PUBTATOR * 3),
+    "BigBIO": ("train.jsonl", dump_lines([BIGBIO] * 3)),
+    "BigBIO's Parquet": ("train.parquet", dump_parquet([BIGBIO] * 3)),
     "spaCy": ("train.json", json.dumps([[TEXT, {"entities": [[4, 8, "Disease"]]}]] * 3)),
 }
 
@@ -87,6 +102,47 @@ def test_questions_may_be_rows_and_labels_columns(tmp_path: Path) -> None:
     made = load(tmp_path / "labels", "multilabel", {"train.csv": content}, labels=["toxic", "rude"])
     assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [("toxic",), ("toxic", "rude")]
     assert "has no column 'labels'" in refuse(tmp_path / "unnamed", "multilabel", {"train.csv": content})
+
+
+def test_an_entity_of_several_stretches_is_gold_that_nothing_is_learned_from(tmp_path: Path) -> None:
+    hips = {"type": "Place", "text": ["Old", "again"], "offsets": [[0, 3], [9, 14]]}
+    row = {**BIGBIO, "entities": [*BIGBIO["entities"], hips]}
+    for task in ("ner", "nested_ner"):
+        made = load(tmp_path / task, task, {"train.jsonl": dump_lines([row])})
+        assert [[each.label for each in example.misplaced] for example in made.train] == [["Place"]]  # type: ignore[attr-defined]
+        assert any("has several stretches" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (PUBTATOR + "8\t4\t8\tgout\tDisease\n", ":6 has another layout: a line of '8' must follow its title"),
+        (PUBTATOR + "7\t4\t8\n", ":6 has another layout: an entity is its document, start, end, text and type"),
+        (PUBTATOR + "Gout.\n", ":6 has another layout: an entity is its document"),
+    ],
+)
+def test_a_line_that_is_none_of_pubtator_is_named(tmp_path: Path, content: str, fault: str) -> None:
+    assert fault in refuse(tmp_path, "nested_ner", {"train.txt": content})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"passages": [{"text": ["Gout"], "offsets": [[0, 4]]}, {"text": ["a"], "offsets": [[3, 4]]}]}, "not overlap"),
+        ({"entities": [{"type": "Disease", "text": ["gout"], "offsets": [4, 8]}]}, "of BigBIO have lists as 'text' an"),
+    ],
+)
+def test_passages_and_entities_that_have_no_place_are_named(tmp_path: Path, change: Any, fault: str) -> None:
+    assert fault in refuse(tmp_path, "ner", {"train.jsonl": dump_lines([{**BIGBIO, **change}])})
+
+
+@pytest.mark.parametrize("rows", [TAGGED, SPANS])
+def test_rows_that_say_whose_they_are_need_no_reader(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    owned = [{**rows[0], "patient": i % 40} for i in range(90)]
+    shares = {"train": 0.6, "dev": 0.2, "test": 0.2}
+    made = load(tmp_path, "ner", {"train.jsonl": dump_lines(owned)}, files={}, group_field="patient", fractions=shares)
+    sides = [{example.group for example in split} for split in (made.train, made.dev, made.test)]
+    assert sum(map(len, sides)) == 40 == len(set.union(*sides))
 
 
 def save_shards(folder: Path, rows: list[dict[str, Any]], features: datasets.Features) -> None:

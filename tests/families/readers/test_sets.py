@@ -103,7 +103,7 @@ def test_what_describes_a_set(tmp_path: Path) -> None:
     assert (found.name, found.path) == (tmp_path.name, f"{tmp_path}/set.yaml")
     assert found.scheme == "bioes" and found.reader == "conll" and found.metric == "f1.micro"
     assert found.files == {"train": ("train.*",), "dev": ("a.*", "b.tsv"), "test": ("test.*",)}
-    assert found.columns["tokens"] == ("form",) and found.columns["tags"] == ("ner_tags", "tags", -1)
+    assert found.columns["tokens"] == ("form",) and found.columns["tags"] == ("ner_tags", "tags", "labels", "ner", -1)
     assert find_description(f"{tmp_path}/set.yaml", str(tmp_path)) == found
     with pytest.raises(ConfigError, match=r"set.yaml describes a set for ner, not for 'qa'"):
         find_description("qa", str(tmp_path))
@@ -369,5 +369,8 @@ def test_a_cut_keeps_groups_together(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", dump_lines([*rows, {"text": "nobody's", "label": rows[0]["label"]}]))
     with pytest.raises(CorpusError, match=r"train.jsonl:401 has no 'who', and group_field in .* needs it"):
         load_set(description)
-    with pytest.raises(ConfigError, match="group_field is 'who'; it must be left out with reader: squad"):
-        make_description("qa", "made", group_field="who")
+    for name, content, reader in (("train.json", '{"data": []}', "squad"), ("train.tsv", "gout\tO\n", "conll")):
+        write(tmp_path / reader / name, content)
+        task = "qa" if reader == "squad" else "ner"
+        with pytest.raises(ConfigError, match=rf"'who'; it must be left out, .*{name} \(reader: {reader}\)"):
+            load_set(make_description(task, "made", data=str(tmp_path / reader), group_field="who"))
