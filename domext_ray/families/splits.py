@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from domext_ray.errors import ConfigError, CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports
+from domext_ray.families.readers.cells import read_nested
 from domext_ray.families.readers.columns import GROUP, LABEL_COLUMNS, find_missing, get_value, select_columns
 from domext_ray.families.readers.examples import SPLITS, Example, Splits
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
@@ -132,16 +133,19 @@ def _suits(records: Iterable[Record], description: SetDescription) -> bool:
     has_names = first is not None and all(isinstance(name, str) for name in first.values)
     if first is None or not has_names or find_missing(first.values, description) is not None:
         return False
-    if "tags" in description.required and _has_spans(get_value(first.values, description.columns["tags"])):
+    if "tags" in description.required and not _has_tagged_words(first, description):
         return False
     return description.reader != LABEL_COLUMNS or (
         bool(description.labels) and {*description.labels} <= first.values.keys()
     )
 
 
-def _has_spans(tags: object) -> bool:
-    """Whether what goes by a name of tags are entities, each with its place."""
-    return isinstance(tags, list | tuple) and any(isinstance(tag, list | tuple | Mapping) for tag in tags)
+def _has_tagged_words(row: Record, description: SetDescription) -> bool:
+    """Whether what goes by the names of words and tags can be these: no entities, and in a CSV no single word."""
+    tokens, tags = (get_value(row.values, description.columns[role]) for role in ("tokens", "tags"))
+    is_word = find_suffix(row.path) == ".csv" and read_nested(tokens) == tokens
+    has_places = isinstance(tags, list | tuple) and any(isinstance(tag, list | tuple | Mapping) for tag in tags)
+    return not (is_word or has_places)
 
 
 def find_split_files(description: SetDescription) -> dict[str, Path]:

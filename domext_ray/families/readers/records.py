@@ -30,6 +30,7 @@ from domext_ray.families.readers.issues import DataIssues, Record
 from domext_ray.families.readers.offsets import GAPS
 from domext_ray.families.readers.set_description import Column, SetDescription
 from domext_ray.families.readers.tagged import is_tag
+from domext_ray.families.readers.word_rows import TAG_NAMES, WORD_NAMES, find_word_columns, join_word_rows
 from domext_ray.files import walk
 from domext_ray.storage import Place, is_pointer
 from domext_ray.text.data.files import (
@@ -57,12 +58,12 @@ _COMMENTS = ("# ", "#\t")
 _WEBANNO = "#FORMAT=WebAnno"
 _NUMBER = re.compile(r"\d+(?:[-.]\d+)?")
 """What stands before a word of CoNLL-U: its number, or those of a range of words (du: 3-4) or of an empty node."""
-_HEADER = ({"word", "words", "token", "tokens", "text", "form"}, {"tag", "tags", "label", "labels", "ner", "ner_tags"})
 _LABEL_NAMES = ("label", "labels", "class", "category", "target")
 _MOST_WORDS = 500
 """Of a file that is a single sentence: one of more has no blank lines."""
 _IS_CSV = (
-    "has commas between its cells, as a CSV; write a word, a tab and its tag a line, a blank line after a sentence"
+    "has commas between its cells, as a CSV; write a word, a tab and its tag a line, a blank line after a sentence, or "
+    "name it .csv and begin it with a row of names, such as sentence_id,word,tag"
 )
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
@@ -303,7 +304,7 @@ def _describe_rows(description: SetDescription) -> str:
 
 
 def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
-    """Yield the sentences of a CoNLL file, by role.
+    """Yield the sentences of a CoNLL file, or of a table with a word a row, by role.
 
     The description's columns "tokens" and "tags" may have places of their own; default first and last. Comments before
     a sentence (`# id 7`), and what is no word of CoNLL-U, are told and left out. A line without word and tag, or a word
@@ -324,6 +325,9 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     if text.startswith(_WEBANNO):
         raise CorpusError(f"{path} is TSV of WebAnno or INCEpTION; export CoNLL 2002 there.")
     lines = split_lines(text)
+    if lines and (columns := find_word_columns(path, lines[0], description)) is not None:
+        yield from join_word_rows(itertools.islice(read_table(path), 1, None), path, columns)
+        return
     filled = [line for line in lines if line.strip() and not line.startswith((_DOCUMENT_START, *_COMMENTS))]
     width = len(_cut_line(filled[0])) if filled else 0
     is_tab_ended = width > 2 and all(line.endswith("\t") for line in filled)
@@ -353,7 +357,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
                 issues.add(f"{path}:{number}", "line", "is a range of words, or an empty node, of CoNLL-U")
                 num_ranges += 1
                 continue
-            if number == 1 and all(cell.lower() in names for cell, names in zip((token, tag), _HEADER, strict=True)):
+            if number == 1 and token.lower() in WORD_NAMES and tag.lower() in TAG_NAMES:
                 raise CorpusError(f"{path}:1 is a header, of which CoNLL's columns have none; take that line out.")
             if len(cells) < 2 or not token or not tag:
                 empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""

@@ -28,6 +28,7 @@ from domext_ray.families.sets import load_set
 TEXT, WORDS, TAGS = "Old gout again .", ["Old", "gout", "again", "."], ["O", "B-Disease", "O", "O"]
 TAGGED = [{"id": str(i), "tokens": WORDS, "ner_tags": TAGS} for i in range(3)]
 SPANS = [{"text": TEXT, "label": [[4, 8, "Disease"]]}] * 3
+WORD_ROWS = "Old,-,O\n,gout,-,B-Disease\n,again,-,O\n,.,-,O"
 PUBTATOR = "7|t|Old gout\n7|a|again .\n7\t4\t8\tgout\tDisease\tD006073\n7\tCID\tD1\tD2\n\n"
 BIGBIO: dict[str, Any] = {
     "id": "7",
@@ -56,6 +57,8 @@ FILES: dict[str, tuple[str, str | bytes]] = {
     "an array": ("train.json", json.dumps(TAGGED, indent=1)),
     "Parquet": ("train.parquet", dump_parquet(TAGGED)),
     "CSV, as pandas writes lists": ("train.csv", dump_csv(TAGGED)),
+    "a word a row": ("train.csv", f"Sentence #,Word,POS,Tag\nSentence: 1,{WORD_ROWS}\nSentence: 2,a,-,O\n"),
+    "a word a row of TSV": ("train.tsv", f"sentence_id\ttokens\tpos\tlabels\n1\t{WORD_ROWS}".replace(",", "\t")),
     "doccano": ("train.jsonl", dump_lines(SPANS)),
     "tags as labels": ("train.json", json.dumps([{"document": 7, "tokens": WORDS, "labels": TAGS}] * 3)),
     "PubTator": ("train.txt", PUBTATOR * 3),
@@ -102,6 +105,25 @@ def test_questions_may_be_rows_and_labels_columns(tmp_path: Path) -> None:
     made = load(tmp_path / "labels", "multilabel", {"train.csv": content}, labels=["toxic", "rude"])
     assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [("toxic",), ("toxic", "rude")]
     assert "has no column 'labels'" in refuse(tmp_path / "unnamed", "multilabel", {"train.csv": content})
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("sentence,word,tag\n1,Old,O\n1,,B-Disease\n", ":3 has another layout: a word and its tag are expected"),
+        ("sentence,word,tag\n1,Old,O\n1,gout\n", ":3 has another layout: a word and its tag are expected"),
+        ("word,tag\nOld,O\ngout,B-Disease\n", ":1 has commas between its cells, as a CSV; .* sentence_id,word,tag"),
+        ("tokens,tags\nOld,O\ngout,B-Disease\n", ":1 has commas between its cells, as a CSV; .* sentence_id,word,tag"),
+    ],
+)
+def test_a_table_with_a_word_a_row_says_what_it_lacks(tmp_path: Path, content: str, fault: str) -> None:
+    assert re.search(fault, refuse(tmp_path, "ner", {"train.csv": content}))
+
+
+def test_columns_of_a_table_with_a_word_a_row_may_be_named(tmp_path: Path) -> None:
+    content = "sent_id;Wort;Marke\n1;Old;O\n1;gout;B-Disease\n2;Old;O\n".replace(";", ",")
+    made = load(tmp_path, "ner", {"train.csv": content}, columns={"tokens": "Wort", "tags": "Marke"})
+    assert list_tags(made) == [["O", "B-Disease"], ["O"]]
 
 
 def test_an_entity_of_several_stretches_is_gold_that_nothing_is_learned_from(tmp_path: Path) -> None:

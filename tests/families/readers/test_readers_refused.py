@@ -129,7 +129,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "tsv", '{"text": 1}\n', {}, "train.tsv:1 has "),
     ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
     ("ner", "csv", "a,O\n", {}, "train.csv:1 has commas between its cells"),
-    ("ner", "csv", "Sentence #,Word,Tag\n1,a,O\n", {}, "train.csv:1 has commas between its cells"),
+    ("ner", "csv", "Word,Tag\na,O\n", {}, "train.csv:1 has commas between its cells"),
     (
         *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', RECORDS),
         "train.jsonl:1, tag 1, has the tag 3, a number; name the tags in the order of their numbers in set.yaml (a new",
