@@ -138,6 +138,7 @@ class Watch:
     def __init__(self, number: int, num_ended: int) -> None:
         self.number, self.num_kept, self.num_ended = number, num_ended, num_ended
         self.line = StatusLine(is_due=False)
+        self._begun: tuple[float, float] = (0.0, 0.0)  # seconds, and trials that had ended by then
 
     def begin(self, outcome: Outcome) -> None:
         """A trial begins, or goes on."""
@@ -154,9 +155,16 @@ class Watch:
         return time.monotonic()  # who cannot see it takes it for moving
 
     def describe_left(self, running: float = 0.0) -> str:
-        """Return about how long the others will take, where that can be said; `running` counts parts of trials."""
+        """Return about how long the others will take, where that can be said; `running` counts parts of trials.
+
+        What passes before the first part of one is seen is no measure: a process starts, and reads its data.
+        """
         ended = self.num_ended - self.num_kept + running
-        left = self.line.seconds / ended * (self.number - self.num_kept - ended) if ended > 0.05 else -1.0
+        if running and not self._begun[0]:
+            self._begun = (self.line.seconds, ended)
+        seconds, before = self._begun
+        done, number = ended - before, self.number - self.num_kept
+        left = (self.line.seconds - seconds) / done * (number - ended) if done > 0.05 else -1.0
         return f"about {format_seconds(left)} left" if left >= 0.0 else ""
 
 

@@ -43,7 +43,8 @@ class StallTimer:
         if seconds >= self._limit:
             self._limit *= 2
             waiting = f" ({said})" if (said := self._describe_waiting()) else ""
-            self._line.keep(f"{work}: no news for {seconds:,.0f} s{waiting}; wait, or end the job with {name_stop()}.")
+            cure = f"wait, or end the job with {name_stop()}: the same command goes on"
+            self._line.keep(f"{work}: no news for {seconds:,.0f} s{waiting}; {cure}.")
 
 
 class RoomTimer:

@@ -73,6 +73,18 @@ class Listening(Watch):
         self.heard.append(outcome)
 
 
+def test_the_time_left_counts_from_the_first_part_of_a_trial_that_is_seen() -> None:
+    watch = Listening()
+    watch.line.started -= 100
+    assert watch.describe_left(0.2) == "", "a process has started and read its data, and a checkpoint has had a part"
+    watch.line.started -= 10
+    assert watch.describe_left(1.2) == "about 1:18 left", "10 s for one of nine, of which 7.8 are left"
+    whole = Listening()
+    whole.line.started -= 100
+    whole.num_ended = 2
+    assert whole.describe_left() == "about 5:50 left"
+
+
 def run(ledger: Ledger, folder: Path, trials: list[Trial], bar: float = 0.0, **options: Any) -> list[Outcome]:
     watch, pool = Listening(bar), Pool(partial(Stub, folder), workers=2, cpus=0.1)
     rules = Rules("trying", lambda trial, n: f"{trial.name} died {n}x.", failures=TrainingError, **options)

@@ -72,9 +72,11 @@ def test_what_does_not_move_is_said(
     first, last = "starting 4 workers: no news for ", "evaluating the start: no news for "
     lines = shown.splitlines()
     assert lines[0].startswith(first) and lines[0].endswith(
-        " s (Ray has no room yet for 4 times 1 CPU); wait, or end the job with Ctrl-C."
+        " s (Ray has no room yet for 4 times 1 CPU); wait, or end the job with Ctrl-C: the same command goes on."
     )
-    assert lines[-1].startswith(last) and lines[-1].endswith(" s; wait, or end the job with Ctrl-C.")
+    assert lines[-1].startswith(last) and lines[-1].endswith(
+        " s; wait, or end the job with Ctrl-C: the same command goes on."
+    )
 
 
 def test_times_are_of_the_newest_job(tmp_path: Path) -> None:

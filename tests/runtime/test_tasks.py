@@ -119,7 +119,9 @@ def test_tasks_that_wait_ask_for_cpus(
     (tmp_path / "seen").touch()
     thread.join(60)
     assert re.search(r"Ray has no room yet for \d+ times 1 CPU", said) and not thread.is_alive()
-    assert re.search(r"counting: no news for \d+ s \(.*\); wait, or end the job with Ctrl-C\.", told)
+    assert re.search(
+        r"counting: no news for \d+ s \(.*\); wait, or end the job with Ctrl-C: the same command goes on\.", told
+    )
 
 
 def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path: Path) -> None:
