@@ -335,6 +335,11 @@ def test_a_form_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 JSON_ROWS = [{"id": i, "text": f"Größe {i}"} for i in range(12)]
 TEXTS = [row["text"] for row in JSON_ROWS]
+BIOC = [
+    {"id": i, "infons": {}, "passages": [{"offset": 0, "infons": {}, "text": text, "annotations": []}]}
+    for i, text in enumerate(TEXTS)
+]
+JOIN = '{id, "text": ([.passages[].text] | join("\\n"))}'
 OF_PANDAS = pd.DataFrame(JSON_ROWS)
 COLUMNS = "jq -c '(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])'"
 SPLIT = ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.], value: $row[.]}] | from_entries"
@@ -345,6 +350,17 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "indented lists": (json.dumps({"n": [1, 2], "text": ["a b", "c"]}, indent=1), "an object of columns", COLUMNS),
     "long lists": (json.dumps({"id": [*range(90)], "text": ["größe " * 99] * 90}), "an object of columns", COLUMNS),
     "Chinese": (json.dumps({"text": ["热" * 41] * 2, "id": [1, 2]}), "an object of columns", COLUMNS),
+    "collection": (
+        json.dumps({"source": "x", "documents": BIOC}),
+        "a collection of BioC",
+        f"jq -c '.documents[] | {JOIN}'",
+    ),
+    "collections": (
+        json.dumps([{"source": "x", "documents": [each]} for each in BIOC], indent=1),
+        "an array of BioC",
+        f"jq -c '.[].documents[] | {JOIN}'",
+    ),
+    "documents": ("\n".join(map(json.dumps, BIOC)), "documents of BioC", f"jq -c '{JOIN}'"),
     "split": (
         OF_PANDAS.to_json(orient="split"),
         "an object of columns and data, as pandas splits them",
@@ -384,6 +400,7 @@ LONG = "z" * 70_000
 TAKEN = {  # first rows that look like another form
     "meta": '{"meta": {"0": {"a": 1}}, "text": "a"}\n{"text": "b"}\n',
     "long_meta": json.dumps({"meta": {"0": 1}, "text": "a", "rest": LONG}) + "\n",
+    "passages": json.dumps({"text": "a", "infons": {}, "passages": [{"text": LONG}]}) + "\n",
     "list_first": '["a"]\n{"text": "b"}\n{"text": "c"}\n',
     "texts_first": '"a"\n{"text": "b"}\n',
     "lists": '{"text": ["a", "b"]}\n{"text": ["c"]}\n',
@@ -415,7 +432,7 @@ def test_each_form_is_named_with_what_makes_rows_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 def test_jq_makes_the_rows_of_it(tmp_path: Path) -> None:
-    for name in ("columns", "split", "values", "rows"):
+    for name in ("columns", "split", "values", "rows", "collection", "collections", "documents"):
         content, _, command = FORMS[name]
         made = subprocess.run(shlex.split(command), input=content, text=True, capture_output=True, check=True)
         (tmp_path / "rows.jsonl").write_text(made.stdout, encoding="utf-8")

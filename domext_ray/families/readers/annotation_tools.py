@@ -2,8 +2,8 @@
 
 Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
 Prodigy (whose rows may lack it), of spaCy (whose categories are 0 or 1 each, as `cats`), of Dataturks (whose ends are
-inclusive), of GLiNER (whose entities count words) and of BigBIO (whose texts are passages, and whose entities may have
-several stretches).
+inclusive), of GLiNER (whose entities count words), of BigBIO and of BioC (whose texts are passages, and whose
+entities may have several stretches).
 Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
 """
 
@@ -218,28 +218,57 @@ def _read_gliner(row: Record, description: SetDescription) -> Record:
 
 
 def _read_bigbio(row: Record, description: SetDescription) -> Record:
-    """Put the passages of BigBIO where their offsets say, with spaces between them."""
-    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
-    passages: Any = row.values.get("passages") or []
-    given: Any = row.values.get("entities") or []
-    text, entities = "", []
+    """Read passages and entities of BigBIO, each with the offsets of its texts."""
+    values: Any = row.values
     try:
-        parts = [part for each in passages for part in zip(each["offsets"], each["text"], strict=True)]
-        for (first, _), part in sorted(parts):
-            if first < len(text):
-                rule = f"passages must not overlap, but one begins at {first}, before the end of another"
-                raise CorpusError(f"{row.source} has another layout: {rule}.")
-            text += " " * (first - len(text)) + part
-        for entity in given:
-            places = [(int(first), int(last)) for first, last in entity["offsets"]]
-            gaps = tuple((last, first) for (_, last), (first, _) in itertools.pairwise(places))
-            shown = places[-1][1] - (description.ends == "inclusive")
-            values = {start: places[0][0], end: shown, kind: entity["type"], mention: " ".join(entity["text"])}
-            entities.append({**values, GAPS: gaps})
+        parts = [(first, text) for each in values["passages"] for (first, _), text in _pair(each)]
+        entities = [
+            ([tuple(place) for place, _ in _pair(each)], each["type"], each["text"]) for each in values["entities"]
+        ]
+        return _place(row, description, parts, entities)
     except (TypeError, LookupError, ValueError):
         rule = "passages and entities of BigBIO have lists as 'text' and 'offsets', and entities a 'type'"
         raise CorpusError(f"{row.source} has another layout: {rule}.") from None
-    return _name(row, description, text, entities)
+
+
+def _pair(part: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(part["offsets"], part["text"], strict=True)
+
+
+def _read_bioc(row: Record, description: SetDescription) -> Record:
+    """Read passages of BioC, each with its annotations, whose places are those in the document."""
+    passages: Any = row.values["passages"]
+    try:
+        parts = [(each["offset"], each["text"]) for each in passages]
+        entities = [
+            (
+                [(own["offset"], own["offset"] + own["length"]) for own in each["locations"]],
+                each["infons"]["type"],
+                [each["text"]],
+            )
+            for passage in passages
+            for each in passage.get("annotations") or []
+        ]
+        return _place(row, description, parts, entities)
+    except (TypeError, LookupError, ValueError, AttributeError):
+        rule = "passages of BioC have 'text' and 'offset', and annotations 'text', 'locations' and a 'type' in 'infons'"
+        raise CorpusError(f"{row.source} has another layout: {rule}.") from None
+
+
+def _place(row: Record, description: SetDescription, parts: Any, entities: Any) -> Record:
+    """Put passages where their offsets say, with spaces between them; an entity has places, its type and its texts."""
+    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
+    text, made = "", list[dict[Any, Any]]()
+    for first, part in sorted(parts):
+        if first < len(text):
+            rule = f"passages must not overlap, but one begins at {first}, before the end of another"
+            raise CorpusError(f"{row.source} has another layout: {rule}.")
+        text += " " * (first - len(text)) + part
+    for places, label, texts in entities:
+        gaps = tuple((last, first) for (_, last), (first, _) in itertools.pairwise(places))
+        shown = places[-1][1] - (description.ends == "inclusive")
+        made.append({start: places[0][0], end: shown, kind: label, mention: " ".join(texts), GAPS: gaps})
+    return _name(row, description, text, made)
 
 
 def _name(row: Record, description: SetDescription, text: Any, entities: list[Any]) -> Record:
@@ -251,5 +280,6 @@ _READERS: Mapping[frozenset[str], Callable[[Record, SetDescription], Record]] = 
     frozenset({"content", "annotation"}): _read_dataturks,
     frozenset({"tokenized_text", "ner"}): _read_gliner,
     frozenset({"passages", "entities"}): _read_bigbio,
+    frozenset({"passages", "infons"}): _read_bioc,
 }
 """What reads each row of a file whose first row has these columns."""

@@ -27,7 +27,12 @@ LINES = "."
 _KEY = r'"(?:[^"\\]|\\.)*"\s*:'
 COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
 """What makes rows of an object of columns."""
+_PASSAGES = '{id, FIELD: ([.passages[].text] | join("\\n"))}'
+"""What joins the passages of a document of BioC."""
 _FORMS = {
+    r'\{[^[]*"documents"\s*:\s*\[[^[]*"passages"\s*:\s*\[': ("a collection of BioC", f".documents[] | {_PASSAGES}"),
+    r'\[\s*\{[^[]*"documents"\s*:\s*\[[^[]*"passages"\s*:\s*\[': ("an array of BioC", f".[].documents[] | {_PASSAGES}"),
+    r'\{(\s*"_?id"\s*:[^,[]*,)*\s*"infons"\s*:[^[]*"passages"\s*:\s*\[': ("documents of BioC", _PASSAGES),
     r"\[\s*\{": ("an array", ITEMS),
     r"\[\s*\[": ("an array of arrays", ".[] | {FIELD: .[PLACE]}"),
     r'\[\s*"': ("an array of texts", ".[] | {FIELD: .}"),
@@ -78,7 +83,7 @@ def require_json_lines(
     """
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     what, program = _find_form(text, fields)
-    if program in ("", LINES, *taken):
+    if program in ("", LINES, *taken) or ("FIELD" in program and not field):
         wrapped = _find_wrapped(text, fields, is_document=find_suffix(path) == ".json")
         columns = ("an object of columns", COLUMNS) if _has_columns(text, fields) else ("", "")
         what, program = next((own for own in (wrapped, columns) if own[1]), (what, program))

@@ -49,6 +49,19 @@ def dump_csv(rows: list[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
+BIOC: dict[str, Any] = {
+    "id": "7",
+    "infons": {},
+    "passages": [
+        {
+            **{"offset": 0, "text": "Old gout"},
+            "annotations": [
+                {"infons": {"type": "Disease"}, "text": "gout", "locations": [{"offset": 4, "length": 4}]},
+            ],
+        },
+        {"offset": 9, "text": "again ."},
+    ],
+}
 FILES: dict[str, tuple[str, str | bytes]] = {
     "columns": ("train.txt", "\n".join(map(" ".join, zip(WORDS, TAGS, strict=True))) + "\n"),
     "lines": ("train.jsonl", dump_lines(TAGGED)),
@@ -64,6 +77,7 @@ FILES: dict[str, tuple[str, str | bytes]] = {
     "PubTator": ("train.txt", PUBTATOR * 3),
     "PubTator of another ending": ("train.PubTator", PUBTATOR * 3),
     "BigBIO": ("train.jsonl", dump_lines([BIGBIO] * 3)),
+    "BioC": ("train.jsonl", dump_lines([BIOC] * 3)),
     "BigBIO's Parquet": ("train.parquet", dump_parquet([BIGBIO] * 3)),
     "spaCy": ("train.json", json.dumps([[TEXT, {"entities": [[4, 8, "Disease"]]}]] * 3)),
 }
@@ -145,6 +159,23 @@ def test_an_entity_of_several_stretches_is_gold_that_nothing_is_learned_from(tmp
 )
 def test_a_line_that_is_none_of_pubtator_is_named(tmp_path: Path, content: str, fault: str) -> None:
     assert fault in refuse(tmp_path, "nested_ner", {"train.txt": content})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"passages": [{"offset": 0, "text": "Gout", "annotations": [{"text": "Gout"}]}]}, "and a 'type' in 'infons'"),
+        ({"passages": [{"text": "Gout"}]}, "passages of BioC have 'text' and 'offset'"),
+        ({"passages": ["Gout"]}, "passages of BioC have 'text' and 'offset'"),
+    ],
+)
+def test_bioc_of_another_layout_is_named(tmp_path: Path, change: Any, fault: str) -> None:
+    assert fault in refuse(tmp_path, "ner", {"train.jsonl": dump_lines([{**BIOC, **change}])})
+
+
+def test_a_collection_of_bioc_is_refused_with_the_program_that_makes_rows(tmp_path: Path) -> None:
+    collection = {"source": "PMC", "infons": {}, "documents": [BIOC] * 2}
+    assert "run jq -c '.documents[]' FILE" in refuse(tmp_path, "ner", {"train.json": json.dumps(collection)})
 
 
 @pytest.mark.parametrize(
