@@ -171,6 +171,8 @@ class Folder(PosixPath):
             begun = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
             return "\n".join([*itertools.takewhile(lambda line: line.startswith("|"), begun), "", where])
         found = read_json(Place(self / "summary.json"), "make it again")
+        if table := found.get("table"):  # of a sweep
+            return f"{table}\n\n{where}"
         rows = [(name, f"{found[name]:,}") for name in ("rows", "empty", "malformed")]
         rows += [(f"label {name}", f"{number:,}") for name, number in [*found.get("labels", {}).items()][:_SHOWN]]
         return Table(("", "number"), rows, [where]).show()
@@ -338,7 +340,8 @@ def sweep(
         options: all others by their names, as of `pretrain`.
 
     Returns:
-        The sweep's directory: sweep.html, best.yaml (`pretrain(config=...)` takes it) and trials/, each a run.
+        The sweep's directory: sweep.html, best.yaml (`pretrain(config=...)` takes it) and trials/, each a run. A
+        notebook shows its best trials.
     """
     named = {"tasks": tasks, "data": data, "corpus": corpus}
     return _as_folder(_carry_out(["sweep"], named, preset, config, options))

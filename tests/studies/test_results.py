@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from domext_ray.api import Folder
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.sweep import SearchConfig, SweepConfig
 from domext_ray.runtime.trials import Ledger, Outcome, Trial
@@ -126,4 +127,7 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
         key=lambda ended: ended["rungs"][-1]["f1"],
     )
     assert summary["best"]["id"] == best["id"] and best["id"] in table.splitlines()[1]
+    shown = Folder(tmp_path)._repr_markdown_()
+    assert shown is not None and shown.startswith("| trial | scored at |") and "\n\nBest of 12 trials: " in shown
+    assert f"\n| {best['id']} | " in shown and "\n\nBest of 12 trials: " in table
     assert (tmp_path / "sweep.png").stat().st_size > 10_000 and not list(tmp_path.glob(".*.tmp"))

@@ -32,7 +32,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, Picture, draw_legend, new_picture
-from domext_ray.report.tables import format_text
+from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.trials import Outcome, group_by_arm
 from domext_ray.storage import Place, write_json, write_text
@@ -72,7 +72,11 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place) -> str:
     importance = measure_importance(space, trials, objectives[0])
     write_text(folder / "best.yaml", dump_yaml(_configure_best(config, space, folder, ranked[0])))
     base = read_base_scores(folder) if (folder / BASE).exists() else None
+    result = describe_best(trials, ranked, objectives[0], base)
+    header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
+    table = Table(header, rows[:MAX_PRINTED], [result], num_texts=len(header))
     summary = {
+        "table": table.show(),
         "base": base["f1"] if base else None,
         "best": _describe(ranked[0]),
         "front": [trial.name for trial in find_front(trials, objectives)] if len(objectives) > 1 else [],
@@ -86,8 +90,6 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place) -> str:
         draw_sizes(panels[0], config.search, space, trials, base)
         if columns > 1:
             _draw_rungs(panels[1], trials, objectives[0])
-    result = describe_best(trials, ranked, objectives[0], base)
-    header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
     page = fill_page(
         folder.name,
         [
@@ -100,8 +102,8 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place) -> str:
     )
     write_text(folder / "sweep.html", page)
     write_json(folder / "summary.json", summary)
-    table = format_text([header, *rows[:MAX_PRINTED]], num_texts=len(header))
-    return f"{table}\n\n{result}\ntime: {', '.join(' '.join(pair) for pair in _list_time(time))}"
+    text = replace(table, notes=["", result]).show_text()
+    return f"{text}\ntime: {', '.join(' '.join(pair) for pair in _list_time(time))}"
 
 
 def describe_best(
