@@ -8,6 +8,7 @@ and a label counts whose probability (sigmoid) is above a threshold that dev cho
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _BITS = re.compile(r"[01](?:\.0)?(?:[\s,;|]+[01](?:\.0)?)+")
 _BETWEEN_BITS = re.compile(r"[\s,;|]+")
-_OTHER_SEPARATORS = "|;"
+_OTHER_SEPARATORS = "|;\n"
 _JOINTS = ",|;#、，；\n\t/+& "
 """What may stand between several labels."""
 _FREE_JOINTS = "/+& "
@@ -208,14 +209,17 @@ def _read_bits(value: Any) -> list[bool] | None:
 def _check_separator(rows: Sequence[SetRow]) -> None:
     """Refuse cells that another separator parts, while none has that of the description, and labels that are none."""
     cells = [(row, value) for row in rows if isinstance(value := row.get("labels"), str)]
-    is_used = any(row.description.separator in value for row, value in cells)
+    uses = Counter(char for _, value in cells for char in {*value} if len(split_cell(value, char)) > 1)
     for row, value in cells:
+        usual = row.description.separator
         separator = next((char for char in _OTHER_SEPARATORS if len(split_cell(value, char)) > 1), None)
-        if not is_used and separator and value.strip() not in row.description.labels:
+        is_odd = uses[usual] < (uses[separator] if usual == "," else 1) if separator else False
+        if is_odd and value.strip() not in row.description.labels:
+            has = f"only {uses[usual]:,} of the set's cells have" if uses[usual] else "no cell of the set has"
             raise CorpusError(
-                f"{row.source} has {shorten(value, 40)} as its labels, and no cell of the set has the separator "
-                f'{row.description.separator!r}; write separator: "{separator}" in {row.description.yaml}, or name the '
-                "set's labels there if this is one."
+                f"{row.source} has {shorten(value, 40)} as its labels, and {has} the separator {usual!r}; write "
+                f"separator: {json.dumps(separator)} in {row.description.yaml}, or name the set's labels there if this "
+                "is one."
             )
         if _is_closed(value) and not all(map(_is_closed, split_cell(value, row.description.separator))):
             raise CorpusError(

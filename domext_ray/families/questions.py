@@ -67,7 +67,12 @@ class QuestionTask(Task):
 
     family = "qa"
     readers = dict.fromkeys(("squad", "records"), ("question", "context", "answers"))
-    columns = {**ID, **{role: (role,) for role in ("question", "context", "answers", "is_impossible")}}
+    columns = {
+        **ID,
+        **{role: (role,) for role in ("question", "context", "is_impossible")},
+        "answers": ("answers", "answer"),
+        "start": ("answer_start", "start"),
+    }
     metrics = ("f1", "exact", "has_answer.*", "no_answer.*")
     rules = RULES
     needed = (("question",), ("context",))
@@ -310,7 +315,11 @@ def _answer(context: str, start: int, end: int) -> Prediction:
 
 def _read_answers(row: SetRow) -> list[dict[str, Any]]:
     """Return the answers of a question; where `is_impossible` says that it has none, there are none."""
-    answers, mark = row.read_objects("answers", "text"), row.get("is_impossible")
+    answer, mark = row.get("answers"), row.get("is_impossible")
+    if isinstance(answer, str):  # a single one, whose offset is another column
+        start = -1 if row.get("start") is None else row.get("start")
+        answer = [{"text": answer, "answer_start": start}] if answer.strip() else []
+    answers = row.put("answers", answer).read_objects("answers", "text")
     try:
         is_impossible = read_mark(mark)
     except ValueError:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families import state
 from domext_ray.families.comparison import Compared, compare_classes
-from domext_ray.families.family import CLASS_METRICS, ID, Prediction
+from domext_ray.families.family import CLASS_METRICS, ID, Prediction, SplitRows
 from domext_ray.families.readers.examples import Entity, MarkedText
-from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import StagedTask
@@ -115,6 +115,20 @@ class RelationTask(MarkingTask, SingleLabelTask):
         except MarksError as error:
             rule = "" if row.is_labelled else "; mark each argument once, or give fields 'head' and 'tail'"
             row.leave_out(f"{error}{rule}", text if row.is_labelled else "")
+
+    @classmethod
+    def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
+        """Return the rows; a CorpusError says that no text has any of the marks."""
+        texts = [(row, text) for own in splits.values() for row in own if isinstance(text := row.get("text"), str)]
+        if texts:
+            description = texts[0][0].description
+            brackets = {bracket for mark in description.marks for bracket in mark}
+            if not any(bracket in text for _, text in texts for bracket in brackets):
+                raise CorpusError(
+                    f"No text of {description.data} has {_name_marks(description.marks)} for its two arguments; write "
+                    f'marks: [["<e1>", "</e1>"], ["<e2>", "</e2>"]], or as they are, in {description.yaml}.'
+                )
+        return splits
 
     @classmethod
     def compare(cls, example: MarkedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

@@ -40,8 +40,10 @@ _BY_ROLE = ("conll", "squad", *WITH_PLACES)
 """Readers of files whose records go by role at once; those of all others, and of datasets, go by column."""
 _ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 """Files whose rows have names for their values."""
-_SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<place>\d{5})-of-(?P<number>\d{5})\.parquet")
+_SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<place>\d{5})-of-(?P<number>\d{5})(-[0-9a-f]{16})?\.parquet")
 """A file of a split as the hub has it."""
+_CONVERTED = "*/[0-9][0-9][0-9][0-9].parquet"
+"""Files of splits as the hub makes them of others, each split in a folder of its name."""
 _SPLIT_WORDS = {
     "train": ("train", "training", "trainset"),
     "dev": ("dev", "devel", "development", "developset", "validation", "valid", "val", "testa"),
@@ -111,7 +113,8 @@ def _choose_reader(description: SetDescription) -> SetDescription:
     files, readers = list(find_split_files(description).values()), [description, *description.others]
     if not files:
         return next((own for own in readers if own.reader == "brat" and find_split_files(own)), description)
-    has_rows = find_suffix(str(files[0])) in _ROWS
+    suffix = find_suffix(str(files[0]))
+    has_rows = suffix in _ROWS
     if not has_rows and any(own.reader == "pubtator" for own in readers) and is_pubtator(files[0]):
         return next(own for own in readers if own.reader == "pubtator")
     fault: CorpusError | None = None
@@ -121,10 +124,11 @@ def _choose_reader(description: SetDescription) -> SetDescription:
             if own.reader not in _BY_ROLE and _suits(records, own):
                 return own
         except CorpusError as error:
-            fault = error if own.annotated and find_suffix(str(files[0])) != ".csv" else fault
+            fault = error if own.annotated and suffix != ".csv" else fault
     if fault is not None:
         raise fault
-    return description
+    is_of_rows = suffix == ".parquet" or (description.reader == "squad" and suffix in (".csv", ".jsonl", ".ndjson"))
+    return next((own for own in readers if is_of_rows and own.reader not in _BY_ROLE), description)
 
 
 def _suits(records: Iterable[Record], description: SetDescription) -> bool:
@@ -279,6 +283,9 @@ def _find_shards(folder: Path) -> dict[str, list[str]]:
         if match := _SHARD.fullmatch(path.name):
             found.setdefault(match["split"], {}).setdefault(int(match["place"]), str(path))
             numbers[match["split"]] = int(match["number"])
+    for path in sorted(folder.glob(_CONVERTED)) if not found else ():
+        found.setdefault(path.parent.name, {})[int(path.stem)] = str(path)
+        numbers[path.parent.name] = max(found[path.parent.name]) + 1
     for split, paths in found.items():
         if missing := sorted({*range(numbers[split])} - {*paths}):
             raise CorpusError(

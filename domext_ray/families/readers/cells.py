@@ -21,6 +21,8 @@ _ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))*\s*\]")
 """A list as NumPy writes it, without commas, which Python would read as one text."""
 _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)
 """A set as Python writes it where {…} is none."""
+_TYPED = re.compile(rf"array\((\[(?:\s*(?:{_ITEM})\s*,?)*\s*\]),\s*dtype=\w+\)")
+"""An array as NumPy writes it within an object."""
 _LIST_OF_TEXTS = re.compile(r"""\[\s*['"]""")
 
 
@@ -70,6 +72,8 @@ def read_nested(value: Any) -> Any:
     """
     text = value.strip() if isinstance(value, str) else ""
     text = value.strip() if isinstance(value, str) else ""
+    if "dtype=" in text:
+        text = _TYPED.sub(r"\1", text)
     if found_set := _SET.fullmatch(text):
         text = found_set[1] or "[]"
     if text[:1] + text[-1:] not in ("[]", "{}", "()"):

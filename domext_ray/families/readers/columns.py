@@ -7,6 +7,7 @@ The description names those columns: one that a split lacks, or an index beside 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,10 @@ _NAMED_COLUMNS = 12
 _ABSENT = object()
 _LISTS = ("tokens", "tags", "entities", "triples", "label", "labels", "options", "answers", "terms")
 """Roles whose cell may spell a list."""
+BESIDE = {"pair": "a second text", "stem": "a question beside the context"}
+"""Roles of texts that a row may lack, and what plays them."""
+_SEEN_ROWS, _FEWEST_WORDS, _FEWEST_SIGNS = 50, 4, 20
+"""Rows that show which columns have texts, and words of a text, or characters of one without spaces."""
 _STATUS, _ACCEPTED = "answer", "accept"
 REJECTED = ("reject", "ignore")
 """What Prodigy has as the answer to a row, or a span, that its annotator has rejected or passed over."""
@@ -56,10 +61,18 @@ def _list_missing(values: Mapping[Any, Any], description: SetDescription) -> Ite
             yield role
 
 
-def lacks_column(source: str, columns: Iterable[Column], description: SetDescription) -> CorpusError:
-    """Return the error for a file without required columns."""
+def lacks_column(
+    source: str, columns: Iterable[Column], description: SetDescription, *, is_table: bool = False
+) -> CorpusError:
+    """Return the error for a file without required columns; a table may have no header."""
     listed = list(columns)
-    missing = list(_list_missing(dict.fromkeys(listed), description))
+    places = range(-len(listed), len(listed)) if is_table else ()
+    missing = list(_list_missing(dict.fromkeys([*listed, *places]), description))
+    if is_table and len(listed) < len(description.required):
+        return CorpusError(
+            f"{source} has a single column, {shorten(listed[0], 40)}, where {description.task} needs one each for "
+            f"{' and '.join(map(repr, description.required))}; write JSON Lines or a table with these."
+        )
     wanted = ", and none of ".join(
         f"{(' and ' if role == 'options' else ' or ').join(map(repr, description.columns[role]))} for {role!r}"
         for role in missing
@@ -67,9 +80,18 @@ def lacks_column(source: str, columns: Iterable[Column], description: SetDescrip
     shown = ", ".join(shorten(column, 40) for column in listed[:_NAMED_COLUMNS]) or "none"
     given = ", ".join(f"{role}: NAME" for role in missing)
     other = ", or reader: label_columns for a column of 0 and 1 per label," if "labels" in missing else ""
-    return CorpusError(
-        f"{source} has no column {wanted}, only {shown}; write columns: {{{given}}}{other} in {description.yaml}."
-    )
+    rules = [f"and {role}: NAME if it has {what}" for role, what in BESIDE.items() if role in description.columns]
+    has_none = is_table and missing == [*description.required]
+    rules += ["with places from 0 as names if the first line is a row"] if has_none else []
+    rules += ["or files: {test: []} if it has no labels"] if _is_test(source, description) else []
+    cure = ", ".join([f"write columns: {{{given}}}{other} in {description.yaml}", *rules])
+    return CorpusError(f"{source} has no column {wanted}, only {shown}; {cure}.")
+
+
+def _is_test(source: str, description: SetDescription) -> bool:
+    """Whether a place, FILE:LINE or DATASET/SPLIT:ROW, is of the set's test."""
+    name, patterns = source.rpartition(":")[0].rpartition("/")[2], description.files["test"]
+    return any(fnmatch.fnmatch(each, pattern) for each in (name, f"{name}.") for pattern in patterns)
 
 
 def require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:
@@ -90,6 +112,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
     name that has other words, or plays a role, is not Prodigy's.
     """
     listed = list(records)
+    _tell_unread(listed[:_SEEN_ROWS], description, issues)
     statuses = [record.values.get(_STATUS) for record in listed]
     has_role = any(_STATUS in names for names in description.columns.values())
     is_prodigy = not has_role and all(is_missing(status) or status in ("", _ACCEPTED, *REJECTED) for status in statuses)
@@ -106,6 +129,29 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
             issues.add(record.source, "row", fault, detail)
         else:
             yield Record(values, record.path, record.place)
+
+
+def _tell_unread(records: Sequence[Record], description: SetDescription, issues: DataIssues) -> None:
+    """Say which columns have texts that nothing reads, where a row may have another text than it has."""
+    role = next((own for own in BESIDE if own in description.columns), None)
+    first = records[0].values if records else {}
+    if role is None or get_value(first, description.columns[role]) is not None:
+        return
+    chosen = (next((name for name in own if name in first), None) for own in description.columns.values())
+    read = {*chosen, *description.columns.get("options", ()), description.group_field, *description.labels}
+    for name in first:
+        texts = sum(_is_text(record.values.get(name)) for record in records)
+        if isinstance(name, str) and name not in read and 2 * texts > len(records):
+            issues.say_once(
+                f"The column {name!r} of {description.data} has texts and is not read; if it is {BESIDE[role]}, write "
+                f"columns: {{{role}: {name}}} in {description.yaml}."
+            )
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a sentence, rather than a name, a number or a date."""
+    is_spaceless = isinstance(value, str) and not value.isascii() and " " not in value and len(value) >= _FEWEST_SIGNS
+    return is_spaceless or (isinstance(value, str) and sum(map(str.isalpha, value.split())) >= _FEWEST_WORDS)
 
 
 def _read_roles(record: Record, description: SetDescription) -> tuple[dict[str, Any], str, Any]:

@@ -68,6 +68,11 @@ class DataIssues:
         """Tell how a file, or the whole set, is read where that was not a matter of course."""
         self._said.append(sentence)
 
+    def say_once(self, sentence: str) -> None:
+        """Tell it, unless another split has."""
+        if sentence not in self._said:
+            self.say(sentence)
+
     def list_notes(self, train: Collection[str] = ()) -> list[str]:
         """Return one sentence a kind of fault, with the first places, and what was said.
 

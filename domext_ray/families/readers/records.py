@@ -30,7 +30,7 @@ from domext_ray.families.readers.issues import DataIssues, Record
 from domext_ray.families.readers.offsets import GAPS
 from domext_ray.families.readers.set_description import Column, SetDescription
 from domext_ray.families.readers.tagged import is_tag
-from domext_ray.families.readers.word_rows import TAG_NAMES, WORD_NAMES, find_word_columns, join_word_rows
+from domext_ray.families.readers.word_rows import TAG_NAMES, find_word_columns, join_word_rows
 from domext_ray.files import walk
 from domext_ray.storage import Place, is_pointer
 from domext_ray.text.data.files import (
@@ -111,6 +111,7 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
         names = [name for columns in description.columns.values() for name in columns if isinstance(name, str)]
         yield from read_json_records(path, names)
     elif kind in (".tsv", ".txt", ".tab", ".csv"):
+        _require_no_json(path, read_text(path))
         yield from _name_cells(path, description, issues)
     elif kind == ".parquet":
         yield from _read_parquet(path)
@@ -120,6 +121,13 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
             f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet, by what "
             "it holds, or write its rows as one of these."
         )
+
+
+def _require_no_json(path: Path, text: str) -> None:
+    """Refuse JSON Lines in a file whose name ends as that of a table."""
+    line = text.lstrip(" \t\r\n").partition("\n")[0]
+    if line.startswith("{") and line.rstrip().endswith("}") and _is_json_lines(line):
+        raise CorpusError(f"{path} is JSON Lines, and such a file's name must end in .jsonl; rename it.")
 
 
 def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
@@ -265,7 +273,7 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
                 header = names
                 continue
             if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
-                raise lacks_column(f"{path}:{number}", names, description)
+                raise lacks_column(f"{path}:{number}", names, description, is_table=True)
             _require_no_header(f"{path}:{number}", names, description)
         if len(cells) != width:
             issues.add(f"{path}:{number}", "row", f"has not {width} fields as the first line", len(cells))
@@ -322,6 +330,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     require_lines(str(path), text[:HEAD_BYTES].encode())
     if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip().startswith(("{", "[")):
         raise CorpusError(f"{path} is JSON, {_describe_rows(description)}.")
+    _require_no_json(path, text)
     if text.startswith(_WEBANNO):
         raise CorpusError(f"{path} is TSV of WebAnno or INCEpTION; export CoNLL 2002 there.")
     lines = split_lines(text)
@@ -338,6 +347,8 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
             f"{path} numbers the words in its first column, as CoNLL-U does; set columns.tokens, such as tokens: 1, in "
             f"{description.yaml}."
         )
+    if width > 2 and any(isinstance(place, str) for place in description.columns["tags"]):
+        _require_one_tagged(path, [_cut_line(line) for line in filled], description)
     num_sentences = num_words = 0
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(_DOCUMENT_START)
@@ -357,7 +368,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
                 issues.add(f"{path}:{number}", "line", "is a range of words, or an empty node, of CoNLL-U")
                 num_ranges += 1
                 continue
-            if number == 1 and token.lower() in WORD_NAMES and tag.lower() in TAG_NAMES:
+            if number == 1 and tag.lower() in TAG_NAMES:
                 raise CorpusError(f"{path}:1 is a header, of which CoNLL's columns have none; take that line out.")
             if len(cells) < 2 or not token or not tag:
                 empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""
@@ -379,6 +390,26 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
         issues.warn(f"{path} has no blank line, so that its {num_words:,} words are one sentence; put one behind each.")
     if comments:
         issues.say(f"{len(comments):,} x line of {path} is a comment and left out ({path}:{comments[0]} is the first).")
+
+
+def _require_one_tagged(path: Path, rows: Sequence[Sequence[str]], description: SetDescription) -> None:
+    """Refuse a file of which the last column is one of several with tags of the same types."""
+    width = len(rows[0])
+    kinds = [
+        {
+            cells[place][2:]
+            for cells in rows
+            if len(cells) == width and cells[place][1:2] == "-" and is_tag(cells[place])
+        }
+        for place in range(width)
+    ]
+    places = [place for place in range(width - 1) if kinds[place] & kinds[-1]]
+    if places:
+        listed = " and ".join(map(str, [*places, width - 1]))
+        raise CorpusError(
+            f"{path} has tags of entities in the columns {listed}, counted from 0; set columns.tags, such as tags: "
+            f"{places[0]}, in {description.yaml}."
+        )
 
 
 def _cut_line(line: str) -> list[str]:

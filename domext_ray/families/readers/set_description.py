@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from domext_ray.families.readers.examples import SPLITS
+from domext_ray.files import ASSETS
 
 Column: TypeAlias = str | int
 """A column's name, or its place in a table without header (negative: from the end)."""
@@ -129,6 +130,8 @@ class SetDescription:
     def yaml(self) -> str:
         """What a message tells the user to change, or to write."""
         new = f"{Path(self.data) / SET_FILE} (a new file, with task: {self.task})"
+        if Path(self.path).parent == ASSETS / "sets":
+            return f"a copy of {self.path}, named as --task"
         return self.path or (new if Path(self.data).is_dir() else "a YAML file that describes the set")
 
     def fill(self, **values: Any) -> SetDescription:

@@ -41,6 +41,11 @@ def read_annotations(rows: Iterable[SetRow]) -> tuple[list[SetRow], Unit | None]
 def _list_annotations(row: SetRow) -> list[Annotation]:
     """Read a row's entities; those that their annotator has rejected or passed over are counted."""
     columns = row.description.columns
+    if isinstance(row.get("text"), list | tuple) and row.get("entities"):
+        raise CorpusError(
+            f"{row.source} has its text as a list, {shorten(row.get('text'), 40)}, and entities point into one text; "
+            "join the list, or, where entities count words, give these tags (--task ner)."
+        )
     names = [columns[role][0] for role in ("start", "end", "type", "mention")]
     found = []
     for values in row.read_objects("entities", names=names):
@@ -95,7 +100,7 @@ def _list_ends(row: SetRow, end: int, mention: str | None) -> tuple[int, ...]:
         if "tags" not in row.description.columns:
             raise CorpusError(
                 f"{row.source} has an entity without its own text, which tells whether ends are inclusive; set ends to "
-                "inclusive or exclusive."
+                "exclusive (doccano, Prodigy, spaCy) or inclusive."
             )
         ends = "exclusive"
     return {"inclusive": (end + 1,), "exclusive": (end,), "auto": (end + 1, end)}[ends]

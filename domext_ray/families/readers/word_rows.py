@@ -16,7 +16,7 @@ from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.text.data.files import find_suffix
 
 WORD_NAMES = frozenset({"word", "words", "token", "tokens", "text", "form"})
-TAG_NAMES = frozenset({"tag", "tags", "label", "labels", "ner", "ner_tags"})
+TAG_NAMES = frozenset({"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags"})
 """Names of columns, in small letters."""
 _SENTENCE = re.compile(r"(sentence|sent)[_ .-]*(id|idx|index|no|num|number|nr)?[_ .#]*")
 

@@ -172,7 +172,7 @@ def test_labels_that_are_several_are_refused(tmp_path: Path) -> None:
 
 
 def test_brackets_that_a_separator_parts_are_refused(tmp_path: Path) -> None:
-    for i, cell in enumerate(("[a, b]", "{a,b}", "array(['a', 'b'], dtype=object)", "acids (weak, strong)")):
+    for i, cell in enumerate(("[a, b]", "{a,b}", "acids (weak, strong)")):
         message = refuse(tmp_path / str(i), "multilabel", {"train.csv": f'text,labels\nt,"{cell}"\nu,a\n'})
         assert message.startswith(
             f"train.csv:2 has {cell!r} as its labels, whose brackets the separator ',' parts; write"
