@@ -126,8 +126,8 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "tsv", "word\tO\nlonely\n", {}, "train.tsv:2 has "),
     ("ner", "tsv", "\nword\tO\n\tO\n", {}, "train.tsv:3 has "),
     ("ner", "tsv", "a O\nb\t \n", {}, "train.tsv:2 has "),
-    ("ner", "tsv", '{"text": 1}\n', {}, "train.tsv is JSON Lines, and such a file's name must end in .jsonl; rename it."),
-    ("ner", "tsv", "a,O\n", {}, "train.tsv is JSON Lines, and such a file's name must end in .jsonl; rename it."),
+    ("ner", "tsv", '{"text": 1}\n', {}, "train.tsv is JSON Lines, and such a file's name must end in .jsonl"),
+    ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
     ("ner", "csv", "a,O\n", {}, "train.csv:1 has commas between its cells"),
     ("ner", "csv", "Word,Tag\na,O\n", {}, "train.csv:1 has commas between its cells"),
     (
