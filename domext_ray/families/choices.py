@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from domext_ray.families.family import ID, Prediction, SplitRows
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import as_offset, as_whole
+from domext_ray.families.readers.columns import get_value
 from domext_ray.families.readers.examples import Choice
 from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.rows import Row
@@ -91,6 +92,7 @@ class ChoiceTask(Task):
         options' own texts; of two ways that differ the one that fits more rows is meant, and a tie is a CorpusError. An
         answer that is none stays as it is.
         """
+        splits = {split: [_name_options(row) for row in own] for split, own in splits.items()}
         every = [row for split in splits.values() for row in split if _has_options(row)]
         numbers = {
             (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
@@ -220,6 +222,25 @@ def _require_one_start(splits: SplitRows) -> None:
             f"{row.source} has the answer {row.get('answer')!r}, so that {one} counts from 1, and {zero} has answers "
             "that are 0; count all from 0, or write letters."
         )
+
+
+def _name_options(row: SetRow) -> SetRow:
+    """Return a row whose options have names with their texts alone, and a letter as its answer.
+
+    Options are an object of texts (MedQA), of lists (ARC, CommonsenseQA on the hub), or a list of objects.
+    """
+    given: Any = row.get("options")
+    if isinstance(given, Mapping) and given.keys() == {"text", "label"}:
+        names, texts = given["label"], given["text"]
+    elif isinstance(given, Mapping):
+        names, texts = [*given], [*given.values()]
+    elif isinstance(given, list | tuple) and all(isinstance(option, Mapping) for option in given):
+        names, texts = ([get_value(option, own) for option in given] for own in (("label", "key"), ("text", "value")))
+    else:
+        return row
+    answer = row.get("answer")
+    letter = chr(ord("A") + names.index(answer)) if answer in names else answer
+    return row.put("options", [*texts]).put("answer", letter)
 
 
 def _has_options(row: SetRow) -> bool:

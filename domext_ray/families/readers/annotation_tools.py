@@ -2,8 +2,8 @@
 
 Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
 Prodigy (whose rows may lack it), of spaCy (whose categories are 0 or 1 each, as `cats`), of Dataturks (whose ends are
-inclusive), of GLiNER (whose entities count words), of BigBIO and of BioC (whose texts are passages, and whose
-entities may have several stretches).
+inclusive), of GLiNER and SciERC (whose entities count words), of CLUENER (by type and text), of BigBIO and of BioC
+(whose texts are passages, and whose entities may have several stretches).
 Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
 """
 
@@ -51,6 +51,8 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
     else:
         readers = _READERS.items() if role == "entities" else ()
         read = next((read for needed, read in readers if needed <= columns), None)
+        if role == "entities" and read is None and _has_mentions(get_value(first.values, description.columns[role])):
+            read = _read_mentions
         for record in records:
             yield record if read is None else read(record, description)
 
@@ -217,6 +219,38 @@ def _read_gliner(row: Record, description: SetDescription) -> Record:
     return _name(row, description, text, entities)
 
 
+def _read_dygie(row: Record, description: SetDescription) -> Record:
+    """Join the sentences of SciERC and DyGIE++; an entity is the places of its words in the document, and its type."""
+    parts = [row.values[name] for name in ("sentences", "ner")]
+    if not all(isinstance(part, list) and all(isinstance(own, list) for own in part) for part in parts):
+        raise CorpusError(f"{row.source} has another layout: sentences and ner must be lists of lists, one a sentence.")
+    words, entities = ([*itertools.chain.from_iterable(part)] for part in parts)
+    return _read_gliner(replace(row, values={**row.values, "tokenized_text": words, "ner": entities}), description)
+
+
+def _has_mentions(value: object) -> bool:
+    """Whether entities are by type, and then by their own text, as CLUENER has them."""
+    return isinstance(value, Mapping) and all(isinstance(own, Mapping) for own in value.values())
+
+
+def _read_mentions(row: Record, description: SetDescription) -> Record:
+    """Read the entities of CLUENER: by type their own texts, each with its places."""
+    names = description.columns["entities"]
+    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
+    given: Any = get_value(row.values, names) or {}
+    try:
+        entities = [
+            {start: first, end: last, kind: label, mention: text}
+            for label, texts in given.items()
+            for text, places in texts.items()
+            for first, last in places
+        ]
+    except (AttributeError, TypeError, ValueError):
+        rule = "entities by type are an object of texts with lists of [start, end]"
+        raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(given, 60)} is there.") from None
+    return replace(row, values={**row.values, names[0]: entities})
+
+
 def _read_bigbio(row: Record, description: SetDescription) -> Record:
     """Read passages and entities of BigBIO, each with the offsets of its texts."""
     values: Any = row.values
@@ -279,6 +313,7 @@ def _name(row: Record, description: SetDescription, text: Any, entities: list[An
 _READERS: Mapping[frozenset[str], Callable[[Record, SetDescription], Record]] = {
     frozenset({"content", "annotation"}): _read_dataturks,
     frozenset({"tokenized_text", "ner"}): _read_gliner,
+    frozenset({"sentences", "ner"}): _read_dygie,
     frozenset({"passages", "entities"}): _read_bigbio,
     frozenset({"passages", "infons"}): _read_bioc,
 }

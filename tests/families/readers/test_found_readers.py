@@ -29,6 +29,7 @@ TEXT, WORDS, TAGS = "Old gout again .", ["Old", "gout", "again", "."], ["O", "B-
 TAGGED = [{"id": str(i), "tokens": WORDS, "ner_tags": TAGS} for i in range(3)]
 SPANS = [{"text": TEXT, "label": [[4, 8, "Disease"]]}] * 3
 WORD_ROWS = "Old,-,O\n,gout,-,B-Disease\n,again,-,O\n,.,-,O"
+CLUENER: tuple[dict[str, Any], ...] = ({"Disease": {"gout": [[4, 7]]}}, {})
 PUBTATOR = "7|t|Old gout\n7|a|again .\n7\t4\t8\tgout\tDisease\tD006073\n7\tCID\tD1\tD2\n\n"
 BIGBIO: dict[str, Any] = {
     "id": "7",
@@ -77,6 +78,8 @@ FILES: dict[str, tuple[str, str | bytes]] = {
     "PubTator": ("train.txt", PUBTATOR * 3),
     "PubTator of another ending": ("train.PubTator", PUBTATOR * 3),
     "BigBIO": ("train.jsonl", dump_lines([BIGBIO] * 3)),
+    "CLUENER": ("train.json", dump_lines([{"text": TEXT, "label": own} for own in CLUENER])),
+    "SciERC": ("train.jsonl", dump_lines([{"sentences": [WORDS[:2], WORDS[2:]], "ner": [[[1, 1, "Disease"]], []]}])),
     "BioC": ("train.jsonl", dump_lines([BIOC] * 3)),
     "BigBIO's Parquet": ("train.parquet", dump_parquet([BIGBIO] * 3)),
     "spaCy": ("train.json", json.dumps([[TEXT, {"entities": [[4, 8, "Disease"]]}]] * 3)),

@@ -163,6 +163,34 @@ def test_an_answer_may_be_in_columns_and_arrays_as_numpy_writes_them(tmp_path: P
     ] == [[(4, 8)]]
 
 
+NAMED = [
+    {"text": ["one", "two", "three"], "label": ["1", "2", "3"]},
+    {"A": "one", "2": "two", "C": "three"},
+    [{"key": key, "value": text} for key, text in (("A", "one"), ("2", "two"), ("C", "three"))],
+    [{"text": text, "label": key} for key, text in (("A", "one"), ("2", "two"), ("C", "three"))],
+]
+
+
+@pytest.mark.parametrize("options", NAMED)
+def test_options_with_names_are_answered_by_these(tmp_path: Path, options: Any) -> None:
+    row = {"question": OTHER, "choices": options, "answerKey": "2"}
+    columns = {"context": "question", "options": "choices", "answer": "answerKey"}
+    made = load(tmp_path, "multiple_choice", {"train.jsonl": dump_lines([row] * 3)}, columns=columns)
+    read = [(each.options, each.answer) for each in made.train if isinstance(each, Choice)]
+    assert read == [(("one", "two", "three"), 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"text": "Old gout", "label": {"D": {"gout": [4, 7]}}}, "entities by type are an object of texts with"),
+        ({"sentences": ["Old gout"], "ner": [[[1, 1, "D"]]]}, "sentences and ner must be lists of lists, one a s"),
+    ],
+)
+def test_entities_by_type_and_by_sentence_of_another_layout_are_named(tmp_path: Path, row: Any, fault: str) -> None:
+    assert fault in refuse(tmp_path, "ner", {"train.jsonl": dump_lines([row])})
+
+
 @pytest.mark.parametrize("name", ["data/train-0000{}-of-00002-a09b74b3ef9c3b56.parquet", "train/000{}.parquet"])
 def test_older_and_converted_files_of_the_hub_are_its_splits(tmp_path: Path, name: str) -> None:
     for place in range(2):
