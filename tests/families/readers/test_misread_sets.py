@@ -137,6 +137,13 @@ def test_a_test_without_labels_is_told_how_it_is_left_out(tmp_path: Path) -> Non
     assert (len(made.train), len(made.test)) == (2, 0)
 
 
+def test_folders_that_are_classes_are_told_from_a_split_that_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "pos" / "0_9.txt", "fine")
+    assert refuse(tmp_path, "classification", {}).endswith(
+        "make train.jsonl of the folders in train, an object a row with a text and its class."
+    )
+
+
 def test_the_description_that_ships_is_copied_and_not_edited(tmp_path: Path) -> None:
     for split in ("train", "dev", "test"):
         write(tmp_path / f"{split}.jsonl", dump_lines([{"sentence_text": "a", "label": "x"}]))
