@@ -136,11 +136,17 @@ def hold(run: Place, *, purpose: str = "") -> Iterator[Place]:
     try:
         yield Place(run, attempt)
     finally:
+        is_failing = sys.exception() is not None
         has_ended.set()
         beat.join()
-        with contextlib.suppress(RunError, StorageError, OSError):  # the run is another's, or cannot be had now
+        try:
             if attempt.place.is_file():
                 Place(attempt.place, attempt).put(json.dumps({**attempt.owner, "ended": True}).encode())
+        except RunError:  # the run is another's
+            pass
+        except (StorageError, OSError) as error:  # what has failed already says so itself
+            if not is_failing:
+                print(f"warning: {error}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

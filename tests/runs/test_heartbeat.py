@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -240,6 +241,20 @@ def test_whatever_a_beat_meets_the_next_one_comes(
     monkeypatch.setattr(Place, "put", meet)
     attempts._beat(attempt, Beats(4))
     assert capsys.readouterr().err == "warning: gone\nwarning: full\nwarning: odd\n" and attempt.place.is_file()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_mark_of_the_end_that_cannot_be_written_is_a_warning_unless_the_work_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch, contextlib.suppress(ValueError), hold(Place(tmp_path)):
+        patch.setattr(Place, "put", refuse)
+        if fails:
+            raise ValueError
+    assert capsys.readouterr().err == ("" if fails else "warning: the disk is full\n")
 
 
 def test_slow_storage_does_not_make_signs_of_life_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
