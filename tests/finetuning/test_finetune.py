@@ -488,13 +488,16 @@ def test_what_cannot_do_without_words(config: FinetuneConfig, tmp_path: Path) ->
 
 def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial("lr0.001", {})
-    record = {"stage": "relations", "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
-    (tmp_path / f"{trial.name}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
     watch = FinetuneWatch(Place(tmp_path), ("entities", "relations"), [Outcome(trial)], keep_all=False)
-    watch.line = StatusLine()
-    watch.line.started -= 99  # three quarters of the work took 99 seconds
-    assert watch.look([trial]) == watch.look([trial]) == [("relations", 1)]
-    assert "relations step 1/2" in (shown := capsys.readouterr().err) and "about 0:33 left" in shown
+    for stage, seconds in (("entities", 500), ("relations", 599)):  # half of the work took 99 seconds
+        record = {"stage": stage, "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
+        (tmp_path / f"{trial.name}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        watch.line = StatusLine()
+        watch.line.started -= seconds
+        assert watch.look([trial]) == watch.look([trial]) == [(stage, 1)]
+    first, last = capsys.readouterr().err.splitlines()
+    assert "entities step 1/2" in first and "left" not in first, "nothing is known before a part of the work has passed"
+    assert "relations step 1/2" in last and "about 0:49 left" in last
 
 
 def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig) -> None:

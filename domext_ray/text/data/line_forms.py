@@ -27,6 +27,8 @@ LINES = "."
 _KEY = r'"(?:[^"\\]|\\.)*"\s*:'
 COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
 """What makes rows of an object of columns."""
+_SPLIT_PROGRAMS = tuple(f".{split}[]" for split in ("train", "dev", "validation", "valid", "test"))
+"""What takes the rows of one split out of an object of all."""
 _PASSAGES = '{id, FIELD: ([.passages[].text] | join("\\n"))}'
 """What joins the passages of a document of BioC."""
 _FORMS = {
@@ -89,9 +91,11 @@ def require_json_lines(
         what, program = next((own for own in (wrapped, columns) if own[1]), (what, program))
     if program and program not in taken and (field or "FIELD" not in program):
         program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
-        call = _give_lines(path, f"jq -c {shlex.quote(program)}")
+        call, is_split = _give_lines(path, f"jq -c {shlex.quote(program)}"), program in _SPLIT_PROGRAMS
+        given = f"{program[1:-2]}.jsonl, so for each other split, and give their folder" if is_split else ""
         raise CorpusError(
-            f"{path} is not JSON Lines, an object a line, but {what}; run {call} > NEW.jsonl and give that."
+            f"{path} is not JSON Lines, an object a line, but {what}; run {call} > "
+            f"{given or 'NEW.jsonl and give that'}."
         )
 
 
