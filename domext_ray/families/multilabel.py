@@ -207,11 +207,12 @@ def _read_bits(value: Any) -> list[bool] | None:
 
 
 def _check_separator(rows: Sequence[SetRow]) -> None:
-    """Refuse cells that another separator parts, while none has that of the description, and labels that are none."""
+    """Refuse cells that another separator parts where none has that of the description, or fewer have the usual one."""
     cells = [(row, value) for row in rows if isinstance(value := row.get("labels"), str)]
-    uses = Counter(char for _, value in cells for char in {*value} if len(split_cell(value, char)) > 1)
+    usual = rows[0].description.separator if rows else ""
+    known = dict.fromkeys((usual, *_OTHER_SEPARATORS))
+    uses = Counter(mark for _, value in cells for mark in known if len(split_cell(value, mark)) > 1)
     for row, value in cells:
-        usual = row.description.separator
         separator = next((char for char in _OTHER_SEPARATORS if len(split_cell(value, char)) > 1), None)
         is_odd = uses[usual] < (uses[separator] if usual == "," else 1) if separator else False
         if is_odd and value.strip() not in row.description.labels:
