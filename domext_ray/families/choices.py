@@ -230,17 +230,19 @@ def _name_options(row: SetRow) -> SetRow:
     Options are an object of texts (MedQA), of lists (ARC, CommonsenseQA on the hub), or a list of objects.
     """
     given: Any = row.get("options")
+    names: list[Any]
     if isinstance(given, Mapping) and given.keys() == {"text", "label"}:
-        names, texts = given["label"], given["text"]
+        lists = [given[key] if isinstance(given[key], list | tuple) else [] for key in ("label", "text")]
+        names, texts = map(list, lists)
     elif isinstance(given, Mapping):
         names, texts = [*given], [*given.values()]
     elif isinstance(given, list | tuple) and all(isinstance(option, Mapping) for option in given):
         names, texts = ([get_value(option, own) for option in given] for own in (("label", "key"), ("text", "value")))
     else:
         return row
-    answer = row.get("answer")
-    letter = chr(ord("A") + names.index(answer)) if answer in names else answer
-    return row.put("options", [*texts]).put("answer", letter)
+    answer, names = row.get("answer"), [str(name) for name in names]
+    letter = chr(ord("A") + names.index(str(answer))) if str(answer) in names else answer
+    return row.put("options", texts).put("answer", letter)
 
 
 def _has_options(row: SetRow) -> bool:

@@ -49,7 +49,6 @@ def test_a_text_that_nothing_reads_is_told_once_with_the_line_that_reads_it(
     made = load(tmp_path / "told", task, contents, columns={role: column})
     assert not any("is not read" in note for note in made.notes)
     read = made.train[0]
-    assert isinstance(read, Choice | LabelledText) or role == "pair"
     assert (read.stem if isinstance(read, Choice) else read.pair) == row[column]  # type: ignore[attr-defined]
 
 
@@ -137,6 +136,20 @@ def test_a_test_without_labels_is_told_how_it_is_left_out(tmp_path: Path) -> Non
     assert (len(made.train), len(made.test)) == (2, 0)
 
 
+def test_a_separator_of_several_signs_parts_cells_that_have_others(tmp_path: Path) -> None:
+    content = 'text,labels\na,"x;y##z"\nb,"x;y"\nc,z\n'
+    made = load(tmp_path, "multilabel", {"train.csv": content}, separator="##")
+    assert made.labels == ("x;y", "z")
+
+
+def test_an_object_that_is_no_list_of_options_is_refused(tmp_path: Path) -> None:
+    row = {"question": OTHER, "choices": {"text": "abc", "label": "A"}, "answerKey": "A"}
+    columns = {"context": "question", "options": "choices", "answer": "answerKey"}
+    assert "as 'options'; give 2 texts or more" in refuse(
+        tmp_path, "multiple_choice", {"train.jsonl": dump_lines([row] * 3)}, columns=columns
+    )
+
+
 def test_folders_that_are_classes_are_told_from_a_split_that_is_not_there(tmp_path: Path) -> None:
     write(tmp_path / "train" / "pos" / "0_9.txt", "fine")
     assert refuse(tmp_path, "classification", {}).endswith(
@@ -173,14 +186,16 @@ def test_an_answer_may_be_in_columns_and_arrays_as_numpy_writes_them(tmp_path: P
 NAMED = [
     {"text": ["one", "two", "three"], "label": ["1", "2", "3"]},
     {"A": "one", "2": "two", "C": "three"},
+    {"1": "one", "2": "two", "3": "three"},
     [{"key": key, "value": text} for key, text in (("A", "one"), ("2", "two"), ("C", "three"))],
     [{"text": text, "label": key} for key, text in (("A", "one"), ("2", "two"), ("C", "three"))],
 ]
 
 
 @pytest.mark.parametrize("options", NAMED)
-def test_options_with_names_are_answered_by_these(tmp_path: Path, options: Any) -> None:
-    row = {"question": OTHER, "choices": options, "answerKey": "2"}
+@pytest.mark.parametrize("answer", ["2", 2])
+def test_options_with_names_are_answered_by_these(tmp_path: Path, options: Any, answer: str | int) -> None:
+    row = {"question": OTHER, "choices": options, "answerKey": answer}
     columns = {"context": "question", "options": "choices", "answer": "answerKey"}
     made = load(tmp_path, "multiple_choice", {"train.jsonl": dump_lines([row] * 3)}, columns=columns)
     read = [(each.options, each.answer) for each in made.train if isinstance(each, Choice)]
