@@ -26,15 +26,12 @@ from domext_ray.families.readers.set_description import (
     RETIRED,
     SCHEMES,
     SET_FILE,
+    SETS,
     WITH_PLACES,
     SetDescription,
 )
 from domext_ray.families.registry import FAMILIES
-from domext_ray.files import ASSETS
 from domext_ray.text.data.names import describe_near, find_near
-
-SETS = ASSETS / "sets"
-"""Descriptions that ship, and beside its description the folder of a set whose files ship."""
 
 
 def make_description(task: str, name: str, **values: Any) -> SetDescription:

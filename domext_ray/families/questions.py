@@ -318,8 +318,8 @@ def _read_answers(row: SetRow) -> list[dict[str, Any]]:
     answer, mark = row.get("answers"), row.get("is_impossible")
     if isinstance(answer, str):  # a single one, whose offset is another column
         start = -1 if row.get("start") is None else row.get("start")
-        answer = [{"text": answer, "answer_start": start}] if answer.strip() else []
-    answers = row.put("answers", answer).read_objects("answers", "text")
+        row = row.put("answers", [{"text": answer, "answer_start": start}] if answer.strip() else [])
+    answers = row.read_objects("answers", "text")
     try:
         is_impossible = read_mark(mark)
     except ValueError:

@@ -439,7 +439,7 @@ def lacks_split(split: str, splits: Splits, description: SetDescription, notes: 
     inner = sorted(path for path in Path(data).iterdir() if _find_shards(path)) if Path(data).is_dir() else []
     if inner:
         cure = f"give one of the sets in it, such as {inner[0]}"
-    if any(path.is_dir() for path in (Path(data) / split).glob("*")):
+    if "label" in description.required and any(path.is_dir() for path in (Path(data) / split).glob("*")):
         cure = f"make {split}.jsonl of the folders in {Path(data) / split}, an object a row with a text and its class"
     rule = cure or f"name its file as files.{split}, or give shares as fractions, in {description.yaml}"
     return CorpusError(f"{data} has no {split} (looked for {patterns}); {rule}.")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from domext_ray.families.described_sets import SETS
+from domext_ray.families.readers.set_description import SETS
 
 NOUNS = """
 river widow castle summer garden candle button mirror window kitchen bridge pocket basket church bottle corner dinner

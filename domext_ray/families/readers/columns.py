@@ -25,7 +25,7 @@ _NAMED_COLUMNS = 12
 _ABSENT = object()
 _LISTS = ("tokens", "tags", "entities", "triples", "label", "labels", "options", "answers", "terms")
 """Roles whose cell may spell a list."""
-BESIDE = {"pair": "a second text", "stem": "a question beside the context"}
+_BESIDE = {"pair": "a second text", "stem": "a question beside the context"}
 """Roles of texts that a row may lack, and what plays them."""
 _SEEN_ROWS, _FEWEST_WORDS, _FEWEST_SIGNS = 50, 4, 20
 """Rows that show which columns have texts, and words of a text, or characters of one without spaces."""
@@ -80,7 +80,7 @@ def lacks_column(
     shown = ", ".join(shorten(column, 40) for column in listed[:_NAMED_COLUMNS]) or "none"
     given = ", ".join(f"{role}: NAME" for role in missing)
     other = ", or reader: label_columns for a column of 0 and 1 per label," if "labels" in missing else ""
-    rules = [f"and {role}: NAME if it has {what}" for role, what in BESIDE.items() if role in description.columns]
+    rules = [f"and {role}: NAME if it has {what}" for role, what in _BESIDE.items() if role in description.columns]
     has_none = is_table and missing == [*description.required]
     rules += ["with places from 0 as names if the first line is a row"] if has_none else []
     rules += ["or files: {test: []} if it has no labels"] if _is_test(source, description) else []
@@ -133,7 +133,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
 
 def _tell_unread(records: Sequence[Record], description: SetDescription, issues: DataIssues) -> None:
     """Say which columns have texts that nothing reads, where a row may have another text than it has."""
-    role = next((own for own in BESIDE if own in description.columns), None)
+    role = next((own for own in _BESIDE if own in description.columns), None)
     first = records[0].values if records else {}
     if role is None or get_value(first, description.columns[role]) is not None:
         return
@@ -143,7 +143,7 @@ def _tell_unread(records: Sequence[Record], description: SetDescription, issues:
         texts = sum(_is_text(record.values.get(name)) for record in records)
         if isinstance(name, str) and name not in read and 2 * texts > len(records):
             issues.say_once(
-                f"The column {name!r} of {description.data} has texts and is not read; if it is {BESIDE[role]}, write "
+                f"The column {name!r} of {description.data} has texts and is not read; if it is {_BESIDE[role]}, write "
                 f"columns: {{{role}: {name}}} in {description.yaml}."
             )
 

@@ -15,15 +15,15 @@ from domext_ray.errors import CorpusError
 from domext_ray.families.readers.cells import shorten
 from domext_ray.families.readers.issues import Record
 from domext_ray.families.readers.records import read_text, split_lines
+from domext_ray.text.data.line_forms import PUBTATOR_TITLE
 
-_TITLE = re.compile(r"\s*[^|\s]+\|t\|")
 _PART = re.compile(r"([^|\s]+)\|([ta])\|(.*)")
 _RULE = "an entity is its document, start, end, text and type, with tabs between"
 
 
 def is_pubtator(path: Path) -> bool:
     """Whether a file begins with the title of a document of PubTator."""
-    return _TITLE.match(read_text(path)) is not None
+    return PUBTATOR_TITLE.match(read_text(path)) is not None
 
 
 def read_pubtator(path: Path) -> Iterator[Record]:

@@ -111,7 +111,6 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
         names = [name for columns in description.columns.values() for name in columns if isinstance(name, str)]
         yield from read_json_records(path, names)
     elif kind in (".tsv", ".txt", ".tab", ".csv"):
-        _require_no_json(path, read_text(path))
         yield from _name_cells(path, description, issues)
     elif kind == ".parquet":
         yield from _read_parquet(path)
@@ -239,7 +238,9 @@ def _require_object(value: object, path: Path, place: int | str) -> dict[str, An
 def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of the rows of a .csv, or of a table with tabs, that are not blank."""
     forms: Forms = {}
-    content, is_tsv = io.BytesIO(read_text(path).encode()), find_suffix(str(path)) != ".csv"
+    text = read_text(path)
+    _require_no_json(path, text)
+    content, is_tsv = io.BytesIO(text.encode()), find_suffix(str(path)) != ".csv"
     for line, cells, fault in read_cells(content, str(path), is_tsv=is_tsv, max_cell=_LONGEST, forms=forms):
         if fault:
             raise CorpusError(f"{path}:{line} is no CSV (the row {fault}); mend the row.")

@@ -20,6 +20,8 @@ from domext_ray.files import ASSETS
 Column: TypeAlias = str | int
 """A column's name, or its place in a table without header (negative: from the end)."""
 
+SETS = ASSETS / "sets"
+"""Descriptions that ship, and beside its description the folder of a set whose files ship."""
 SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""
 DEFAULT_FILES: Mapping[str, tuple[str, ...]] = {
@@ -130,7 +132,7 @@ class SetDescription:
     def yaml(self) -> str:
         """What a message tells the user to change, or to write."""
         new = f"{Path(self.data) / SET_FILE} (a new file, with task: {self.task})"
-        if Path(self.path).parent == ASSETS / "sets":
+        if Path(self.path).parent == SETS:
             return f"a copy of {self.path}, named as --task"
         return self.path or (new if Path(self.data).is_dir() else "a YAML file that describes the set")
 

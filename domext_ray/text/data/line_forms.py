@@ -64,7 +64,9 @@ _ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u200[bB]")
 _OBJECT = re.compile(rf"[\[\s]*\{{\s*{_KEY}")
 _COLUMN = re.compile(r"[\w.-]{0,30}")
 """A column's name, in a header that is known by its names alone."""
-_PUBTATOR, _PUBTATOR_TEXT = re.compile(r"[^|\s]+\|t\|"), "sed -n 's/^[^|]*|[ta]|//p'"
+PUBTATOR_TITLE = re.compile(r"\s*[^|\s]+\|t\|")
+"""How a document of PubTator begins."""
+_PUBTATOR_TEXT = "sed -n 's/^[^|]*|[ta]|//p'"
 _FEWEST_ROWS, _SEEN_LINES = 3, 50
 
 
@@ -228,7 +230,7 @@ def require_plain_text(path: str, head: bytes, fields: Sequence[str], forms: For
         if _has_text(_parse(text.partition("\n")[0]), fields):
             raise CorpusError(f"{path} is JSON Lines, and such a file's name must end in .jsonl; rename it.")
         found = JSON_AS_TEXT
-    elif _PUBTATOR.match(text):
+    elif PUBTATOR_TITLE.match(text):
         raise CorpusError(
             f"{path} is PubTator, whose lines of text begin with the number of their document; run "
             f"{_give_lines(path, _PUBTATOR_TEXT)} > NEW.txt and give that."
