@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
@@ -183,12 +183,16 @@ def require_learnable(data: LabelledSet, place: str, advice: str = "") -> None:
     shown = f"({first.source} is the first)"
     if first.gold_names is not None and not any(example.teaches for example in train):
         noun, plural = first.gold_names
-        lost = (note for note in data.notes if f" x {noun.partition(' ')[0]} left out: " in note)
-        cure = advice or next(lost, f"label some {plural}.")
+        cure = advice or next(_find_left_out(data, noun.partition(" ")[0]), f"label some {plural}.")
         raise CorpusError(f"no training example of {place} has {add_article(noun)} {shown}; {cure}")
     alike = {example.verdict for example in train} - {""}
     if len(alike) == 1:
+        lost = "" if advice else next((f" {note}" for note in _find_left_out(data, "row")), "")
         raise CorpusError(
             f"all {len(train):,} training examples of {place} have the {alike.pop()} {shown}: nothing can be learned "
-            f"from them; {advice or 'is it the right column?'}"
+            f"from them; {advice or 'is it the right column?'}{lost}"
         )
+
+
+def _find_left_out(data: LabelledSet, what: str) -> Iterator[str]:
+    return (note for note in data.notes if f" x {what} left out: " in note)

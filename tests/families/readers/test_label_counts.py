@@ -247,6 +247,21 @@ UNTAUGHT: list[tuple[str, dict[str, str], str]] = [
         "them; is it the right column?",
     ),
     (
+        "classification",  # a question of yes and no that Prodigy's annotator answered: its other class is left out
+        {
+            "train.jsonl": dump_lines(
+                [
+                    {"text": "a", "label": "x", "answer": "accept"},
+                    {"text": "b", "label": "x", "answer": "reject"},
+                    {"text": "c", "label": "x", "answer": "accept"},
+                ]
+            )
+        },
+        "all 2 training examples of . have the label 'x' (./train.jsonl:1 is the first): nothing can be learned from "
+        "them; is it the right column? 2 x row left out: it has the answer 'reject' of Prodigy (./train.jsonl:2, "
+        "./dev.jsonl:2).",
+    ),
+    (
         "multilabel",
         {"train.jsonl": dump_lines([{"text": "a", "labels": ["y", "x"]}, {"text": "b", "labels": ["x", "y"]}])},
         "all 2 training examples of . have the label 'x', 'y' (./train.jsonl:1 is the first): nothing can be learned "
