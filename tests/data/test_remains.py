@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +40,16 @@ MENDED = {
     "headers or codes of e-mails": [
         "Content-Type: text/plain; charset=utf-8",
         f"Message-ID: <1@host>\n{TEXT}",
+        f"From: smith@host.edu (A. Smith)\n{TEXT}",
         f"{TEXT} caf=C3=A9",
         f"{TEXT}=20",
+    ],
+    "records of a reference manager": [
+        "PMID- 12345678, of day {}",
+        f"AB  - {TEXT}",
+        f"TI  - {TEXT}",
+        "@inproceedings{smith2019effect{},",
+        f"abstract = {{{TEXT}}},",
     ],
     "a value as Python or JSON spells it": [
         repr(b"The patient was noted on day {}."),
@@ -55,6 +65,7 @@ GOOD = [
     "\"It was,\" she said on day {}, \"no list ['a'], and b'c' no bytes.\"",
     "[1] A reference of day {} ends like one [2]",
     "On day {} 00:01:02 --> 3; x[[1, 2], 3] = {{y}}, {{ name }} and a=b are code; Subject: an item of 5 = 20",
+    "From: day {} to the end, the title = 3 and AB - a group - had a PMID: 3; @article is a word",
 ]
 
 
@@ -83,3 +94,32 @@ def test_other_texts_are_not_told_of(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "a.txt").write_text("".join(text.replace("{}", str(i)) + "\n" for i, text in enumerate(few)))
     check_corpus(str(tmp_path / "a.txt"), PrepareConfig())
     assert not capsys.readouterr().err
+
+
+def test_lines_that_a_program_has_cut_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.txt"
+    paragraphs = [
+        TEXT.replace("{}", str(i)) + f" In the {i}th week, the café was open, and nobody came." * 3 for i in range(20)
+    ]
+    chinese = [f"第{i}天病人说咖啡馆已经关门，" * 9 + "后来没有人来。" for i in range(20)]
+
+    def tell(text: str, document: Any = "line") -> str:
+        path.write_text(text)
+        folders.say.cache_clear()
+        check_corpus(str(path), PrepareConfig(document=document))
+        return capsys.readouterr().err
+
+    wrapped = "\n\n".join(textwrap.fill(text, 70) for text in paragraphs)
+    told = tell(wrapped)
+    assert told.startswith("note: 40 of 79 lines of "), told
+    assert "as where a program cuts text at about 69 characters" in told
+    assert told.endswith(f"set --prepare.document blank_line, else join the lines before; the first is in {path}.\n")
+    assert not tell(wrapped, "blank_line")
+    assert "at about 40 characters" in tell(
+        "\n".join(text[i : i + 40] for text in chinese for i in range(0, len(text), 40))
+    )
+    for lines in (paragraphs, chinese):  # a paragraph a line
+        assert not tell("\n".join(lines))
+    sentences = [part.strip() for text in paragraphs for part in text.replace(",", ",\n").split("\n")]
+    assert not tell("\n".join(sentences))  # parts of sentences, of any length
+    assert not tell("\n".join(f"{'was it so long ago ' * (1 + i % 5)}or not on day {i}" for i in range(60)))

@@ -7,6 +7,7 @@ and web pages are texts, too. A dry run also estimates rows from it (`corpus.est
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from domext_ray.config.pretrain import PrepareConfig, RunOptions
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.documents import read_grouped, require_fields
 from domext_ray.text.data.dropped import Dropped
-from domext_ray.text.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
+from domext_ray.text.data.files import LOCAL, PACKAGE_DOCS, TEXT, SourceFile, find_files
 from domext_ray.text.data.folders import say
 from domext_ray.text.data.groups import ALL_KINDS, PEOPLE, tell_groups
 from domext_ray.text.data.package_docs import write_docs
@@ -71,7 +72,14 @@ _REMAINS = (
         "headers or codes of e-mails (Content-Type:, =20): export the messages as plain text",
         re.compile(
             r"(?m)^(?:Message-ID|MIME-Version|Content-Type|Content-Transfer-Encoding|Received|Return-Path"
-            r"|DKIM-Signature): |=(?:20|3D|C3=[89AB][0-9A-F]|E2=80=9[0-9A-F])|[a-z]=$"
+            r"|DKIM-Signature): |^(?:From|To|Cc): [^\n@]*\w@\w|=(?:20|3D|C3=[89AB][0-9A-F]|E2=80=9[0-9A-F])|[a-z]=$"
+        ),
+    ),
+    (
+        "records of a reference manager (PMID- 1, TI  - …, @article{…): export a table, or keep the abstracts alone",
+        re.compile(
+            r"(?m)^(?:PMID- \d|(?:T[IY1]|A[BU]|N2|FAU) {1,2}- \S|@(?:article|book|in[a-z]{8,}|misc|[a-z]*thesis) ?\{"
+            r"|(?:title|abstract|author) *= *[{\"])"
         ),
     ),
     (
@@ -85,6 +93,10 @@ _REMAINS = (
 """What is told, with its cure, and how it is found; the last one is a whole text."""
 _REMAINS_FRAC, _FEWEST_REMAINS = 0.05, 3
 """Texts that have something by chance, or because they are about it, are fewer."""
+_FEWEST_LINES, _CUT_FRAC = 20, 1 / 3
+"""Lines that show whether a program has cut them, and the share that goes on in the next line if it has."""
+_MOST_WIDTH, _NEAR_WIDTH, _NEAR_FRAC = 200, 0.75, 0.9
+"""Characters of a line that was cut at a width, how full each is of the widest, and the share that is so full."""
 
 ItemT = TypeVar("ItemT")
 
@@ -148,6 +160,8 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     tell_forms(sample.dropped.forms)
     if all(file.kind != PACKAGE_DOCS for file in files):  # which are about tags and escapes, too
         tell_remains(sample.spec, sample.named)
+    if prepare.document == "line":
+        tell_cut_lines(sample)
     dropped, documents = sample.dropped, sample.documents
     has_docs = any(file.kind == PACKAGE_DOCS for file in files)  # which are text
     if sample.frac == 1 or (
@@ -180,6 +194,32 @@ def tell_remains(spec: str, texts: Iterable[tuple[str, str]]) -> None:
                 f"{number:,} of {num_texts:,} texts of {spec!r} that were looked at have {what}, unless they "
                 f"are meant; the first is in {path}"
             )
+
+
+def tell_cut_lines(sample: Sample) -> None:
+    """Say on standard error that lines, each a document, were cut at a width: what they end with goes on in the next.
+
+    Lines that have no full stop and no capitals may be texts of their own; they are not all about as long.
+    """
+    paths = {file.path for file in sample.files if file.kind == TEXT}
+    lines = [(path, text) for path, text in sample.named if path in paths]
+    pairs = [(path, line, after) for (path, line), (own, after) in itertools.pairwise(lines) if path == own]
+    cut = [
+        (path, len(line))
+        for path, line, after in pairs
+        if (line[-1].isalpha() or line[-1] in ",-") and after[0].isalpha() and not after[0].isupper()
+    ]
+    if len(cut) < max(_FEWEST_LINES, _CUT_FRAC * len(pairs)):
+        return
+    widths = sorted(width for _, width in cut)
+    widest = widths[len(widths) * 19 // 20]
+    if widest <= _MOST_WIDTH and sum(width >= _NEAR_WIDTH * widest for width in widths) >= _NEAR_FRAC * len(widths):
+        say(
+            f"{len(cut):,} of {len(pairs):,} lines of {sample.spec!r} that were looked at go on in the next line, as "
+            f"where a program cuts text at about {widest} characters, and each is a document; if blank lines "
+            "part paragraphs, set --prepare.document blank_line, else join the lines before; the first is in "
+            f"{cut[0][0]}"
+        )
 
 
 def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun: bool = False) -> None:
