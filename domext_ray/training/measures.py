@@ -43,6 +43,9 @@ BASE_SCORES = "base_scores"
 ROUTER_SECONDS, ROUTER_LOOK_SECONDS = 600.0, 0.5
 """How long a run's last evaluation waits for its router, and between two looks at whether it is there."""
 
+_GUESS_FRAC = 0.95
+"""Of the loss of a guess: a base that has been trained on any text is far below it."""
+
 
 class Measures:
     """Evaluates a run's model; `evaluate` and `score` are collective.
@@ -102,6 +105,24 @@ class Measures:
         if masks_words and at_end and self._has_router():
             record |= self._describe("eval/routed_", self._score_routed(rows), self.sets)
         return record
+
+    def describe_guess(self, record: Mapping[str, Any]) -> str:
+        """Say of an evaluation of the start that the base predicts as one guesses; empty: it does not, or nobody asks.
+
+        A base whose tokenizer has other ids trains well, and from nothing: its loss is all that shows it.
+        """
+        config, base = self.run.config, self.run.spec.base
+        if base is None or not base.has_mlm_head or config.init_from or config.objective.kind != "masked":
+            return ""
+        name, number = f"domain_{self.losses.loss}", base.config.vocab_size
+        loss, guess = record.get(f"eval/base_{name}", record[f"eval/{name}"]), math.log(number)
+        if not loss > _GUESS_FRAC * guess:
+            return ""
+        return (
+            f"the base {base.id!r} predicts masked tokens of this text no better than a guess among its {number:,} "
+            f"entries (loss {loss:.1f}, of a guess {guess:.1f}): its tokenizer may be that of another model, or its "
+            "weights have never been trained, or not on such text; look at --base before you go on."
+        )
 
     def _measure_base(self) -> dict[str, Any]:
         """Score the base itself, where the model does not begin as it: in a model that is there for that alone."""

@@ -148,7 +148,9 @@ class PretrainWorker:
             if self.saver.unevaluated is not None:
                 self.report(self._evaluate_step(self.saver.unevaluated, at_end=self._is_done()))
             elif self.step == 0 and evaluate_start:
-                self._evaluate_step({"step": 0})
+                guess = self.measures.describe_guess(self._evaluate_step({"step": 0}))
+                if guess and self.rank == 0:
+                    notify_driver(self.run_dir, f"warning: {guess}")
             self._make_steps(last_step)
         except EndAsked:  # what was to be evaluated is saved
             pass

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from domext_ray import storage
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
+from domext_ray.files import ASSETS
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.pretraining.inputs import prepare_run
@@ -35,7 +37,7 @@ from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
-from domext_ray.training.evaluate import SETS, build_base_evaluations
+from domext_ray.training.evaluate import GENERAL_PROBE, SETS, build_base_evaluations
 from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.passages import NOTHING
 from domext_ray.training.phases import BatchMaker, make_phases
@@ -67,6 +69,25 @@ def read_steps(run: Path) -> list[int]:
 def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     """Loss and tokens so far of every step."""
     return [(record.get("train/mlm_loss"), record.get("train/tokens")) for record in read_records(run)]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_base_that_only_guesses_is_told(is_own: bool, tmp_path: Path, local_ray: None) -> None:
+    """As where a tokenizer with the same entries in another order lies beside the weights."""
+    base = tmp_path / "base"
+    shutil.copytree(ASSETS / "general-mini", base)
+    tokenizer = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    if not is_own:
+        vocab = tokenizer["model"]["vocab"]
+        words = [word for word, i in vocab.items() if i >= 5]
+        vocab.update(zip(words, [vocab[word] for word in reversed(words)], strict=True))
+        (base / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    run = prepare_run(resolve(make_config(base, Path(shutil.copy(GENERAL_PROBE, tmp_path / "corpus.txt")))))
+    with attempts() as begin:
+        begin(run, tmp_path / "run").run(1)
+    said = [event.text for event in EventReader(Place(tmp_path / "run"), from_start=True).read()]
+    told = [text for text in said if "no better than a guess among its 8,192 entries" in text]
+    assert len(told) == (not is_own) and all(text.startswith(f"warning: the base {str(base)!r}") for text in told), said
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
