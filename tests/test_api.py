@@ -196,7 +196,7 @@ def test_a_mistake_is_an_exception_of_one_sentence(tmp_path: Path) -> None:
         ({"train.max_steps": "many"}, "--train.max_steps is 'many'; it must be a whole number."),
         ({"train.max_steps": None}, "--train.max_steps is None; it must be a whole number."),
         ({"train.max_steps": np.ones(2)}, "--train.max_steps is [1.0, 1.0]; it must be a whole number."),
-        ({"optim.lr": -1.0}, "--optim.lr is -1.0; it must be above 0."),
+        ({"optim.lr": -1.0}, "--optim.lr is -1.0; it must be above 0 and at most 1."),
         ({"base": Path("/nope")}, "--base names '/nope', which does not exist; give general-mini"),
         ({"config": "af_bas"}, "--config names 'af_bas', which does not exist; did you mean --preset af_base?"),
         ({"corpus": "/nope.txt", "dry_run": True}, "/nope.txt"),

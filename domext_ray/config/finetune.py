@@ -26,6 +26,8 @@ from domext_ray.config.options.declare import (
     LayerRange,
     Main,
     ModelPlace,
+    Rate,
+    Ratio,
     Read,
     RunFolder,
     ShareOrZero,
@@ -85,6 +87,7 @@ def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
     return numbers
 
 
+Rates = Annotated[tuple[Rate, ...], SOME, AfterValidator(_check_names)]
 Numbers = Annotated[tuple[PositiveFloat, ...], SOME, AfterValidator(_check_names)]
 Sizes = Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)]
 Shares = Annotated[tuple[ShareOrZero, ...], SOME, AfterValidator(_check_names)]
@@ -105,13 +108,13 @@ class GridConfig:
     2 to 4 epochs.
     """
 
-    lr: Main[Numbers] = (5e-5,)  # peak learning rates
+    lr: Main[Rates] = (5e-5,)  # peak learning rates
     batch_size: Main[Sizes] = (32,)  # rows of an optimiser step
     epochs: Main[Numbers] = (3.0,)  # passes over the training split
     # shares of the vocabulary that training leaves out at random, so that its words are read in smaller pieces
     word_dropout: Shares = later((0.0,))
     new_word_dropout: Shares = later((0.0,))  # the same shares of the new words
-    stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
+    stage_lr: dict[str, Rate] = whole(dict)  # two-step tasks: rate of a step, such as entities=1e-3; empty: lr
     # two-step tasks: epochs of a step, such as entities=10; empty: epochs
     stage_epochs: dict[str, PositiveFloat] = whole(dict)
     # trainings of each combination, with seeds that count up from --seed
@@ -151,9 +154,6 @@ class GridConfig:
         return replace(self, epochs=tuple(map(add, self.epochs)), stage_epochs=of_stages)
 
 
-Bounded = Annotated[float, Field(ge=0.0, le=10.0)]
-
-
 @option_group
 class FinetuneOptimConfig:
     """AdamW with linear warm-up and linear decay, and separate rates for the head and the top layers.
@@ -161,14 +161,14 @@ class FinetuneOptimConfig:
     exBERT's authors used --optim.top_layers 3 --optim.top_layers_lr 1e-5, and 1e-4 for the rest and the head.
     """
 
-    head_lr: Bounded = 0.0  # peak rate of the task's head; 0: the grid's
+    head_lr: Ratio = 0.0  # peak rate of the task's head; 0: the grid's
     top_layers: NonNegativeInt = 0  # number of last layers with a separate rate
-    top_layers_lr: Bounded = 0.0  # their peak rate
+    top_layers_lr: Ratio = 0.0  # their peak rate
     warmup_frac: ShareOrZero = 0.1  # share of the steps from 0 to the peak
     beta1: ShareOrZero = 0.9  # decay of the first moment
     beta2: ShareOrZero = 0.999  # decay of the second moment
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
-    weight_decay: Bounded = 0.01  # on matrices; never on biases and LayerNorms
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping
     dropout: ShareOrZero = 0.1  # dropout of hidden states, attention weights and the head's input
     label_smoothing: ShareOrZero = 0.0  # share of a label that is spread over all classes

@@ -25,6 +25,7 @@ from domext_ray.config.options.declare import (
     ModelPlace,
     Models,
     Options,
+    Rate,
     Read,
     Scale,
     Share,
@@ -247,7 +248,7 @@ class StudyConfig(SeveralSets):
     seeds: Main[Annotated[int, Field(ge=1, le=1000)]] = free(3)  # runs of each method
     seed: NonNegativeInt = free(0)  # the first run's seed; the others count up from it
     # peak rates, from which each method uses its best; empty: the presets' rates
-    rates: Main[Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT]] = ()
+    rates: Main[Annotated[tuple[Rate, ...], DIFFERENT]] = ()
     # what chooses the rate: loss, bits of held-out text; or dev, after fine-tuning, the mean over --tasks
     rates_by: Literal["loss", "dev"] = later("loss")
     # share of --seconds or --tokens for a run that tries a rate

@@ -22,6 +22,7 @@ from domext_ray.config.options.declare import (
     Found,
     Length,
     Main,
+    Rate,
     Ratio,
     Read,
     RunFolder,
@@ -351,7 +352,7 @@ class OptimConfig:
     (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
     """
 
-    lr: Main[Annotated[float, Field(gt=0.0)]] = 4e-4  # peak learning rate
+    lr: Main[Rate] = 4e-4  # peak learning rate
     # width of the bases for which a preset's rate was chosen; a base half or twice as wide gets a warning; 0: unknown
     lr_width: CountOrZero = free(0)
     schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay

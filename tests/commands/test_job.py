@@ -270,7 +270,7 @@ def test_a_wrong_file_is_one_sentence_with_its_line(tmp_path: Path) -> None:
         ("optim.lr: 3\noptim:\n  lr: 4\n", "line 3: 'optim.lr' stands here a second time (PATH, line 1 has it)."),
         ("train: 3\n", "line 1: train is 3; it must have options of its own."),
         ("train:\n  max_steps: many\n", "--train.max_steps is 'many' (PATH, line 2); it must be a whole number."),
-        ("optim:\n  lr: -1\n", "--optim.lr is -1.0 (PATH, line 2); it must be above 0."),
+        ("optim:\n  lr: -1\n", "--optim.lr is -1.0 (PATH, line 2); it must be above 0 and at most 1."),
         ("corpus: {a: b}\n", "--corpus is {'a': 'b'} (PATH, line 1); it must be a text"),
         ("corpus:\n", "--corpus is None (PATH, line 1); it must be a text"),
         ("dry_run: 3\n", "--dry_run is '3' (PATH, line 1); it must be full, true or false."),

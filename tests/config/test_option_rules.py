@@ -87,6 +87,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--train.max_steps -5", "--train.max_steps", "-5"),
         ("--train.max_seconds -1", "--train.max_seconds", "-1"),
         ("--optim.lr 0", "--optim.lr", "above 0"),
+        ("--optim.lr 1e4", "--optim.lr is 10000.0; ", "at most 1"),
         ("--optim.beta1 1", "--optim.beta1", "below 1"),
         ("--optim.warmup_steps 50 --optim.decay_steps 50", "--optim.warmup_steps", "--optim.decay_steps"),
         ("--engine.zero_stage 7", "--engine.zero_stage", "7"),

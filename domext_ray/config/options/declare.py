@@ -235,6 +235,8 @@ Length = Annotated[int, Field(ge=8, le=MANY)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 ShareOrZero = Annotated[float, Field(ge=0.0, lt=1.0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, le=1.0)]
+"""A learning rate: above 1 somebody has left out a minus (1e4)."""
 Scale = Annotated[float, Field(ge=0.0, le=10.0)]
 """What an adapter adds is multiplied by it."""
 RunFolder = Read[Annotated[str, place("a run's directory")]]

@@ -322,4 +322,4 @@ def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float], *
         return f"at most {upper}" if "le" in shown else f"below {upper}"
     if "ge" in shown:
         return f"from {lower} to {'' if 'le' in shown else 'below '}{upper}"
-    return f"above {lower}, at most {upper}" if "le" in shown else f"between {lower} and {upper}"
+    return f"above {lower} and at most {upper}" if "le" in shown else f"between {lower} and {upper}"
