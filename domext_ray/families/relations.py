@@ -11,6 +11,7 @@ between them, and last the ends of the stretches themselves.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from domext_ray.families.comparison import Compared, compare_classes
 from domext_ray.families.family import CLASS_METRICS, ID, Prediction, SplitRows
 from domext_ray.families.readers.examples import Entity, MarkedText
 from domext_ray.families.readers.issues import DataIssues, SetRow
+from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import StagedTask
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 Stretch = tuple[int, int]
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the base's vocabulary has."""
+
+_WITHOUT = re.compile(r"no[-_ ]?(?:relation|rel|ne)|n/?a|other|unrelated|negative|false", re.IGNORECASE)
+"""Names of labels that say of a pair that it has no relation, such as TACRED's and SemEval's."""
 
 _INSIDE, _BETWEEN, _OUTSIDE = 1, 2, 3  # what is kept first; marks, 0, always
 
@@ -80,7 +85,13 @@ class RelationTask(MarkingTask, SingleLabelTask):
 
     family = "relation"
     readers = {"records": ("text", "label")}
-    columns = {**ID, "text": ("text", "sentence"), "label": ("label",)}
+    columns = {
+        **ID,
+        "text": ("text", "sentence"),
+        "label": ("label", "relation"),
+        "head": ("head", "subject"),
+        "tail": ("tail", "object"),
+    }
     metrics = CLASS_METRICS
     head = "DomextForRelationClassification"
     metric = "f1.micro"
@@ -101,15 +112,16 @@ class RelationTask(MarkingTask, SingleLabelTask):
         """Make a text with two marked stretches; the first of the set's marks is the head. See `Family.read`.
 
         Arguments are marked either by placeholders, which stay (@GENE$ and @DISEASE$: GAD and EU-ADR as in BioBERT),
-        or by brackets around them, which are taken out (<< >> and [[ ]]: ChemProt as in SciBERT). A row without labels
-        may say where they are, as `head` and `tail`.
+        or by brackets around them, which are taken out (<< >> and [[ ]]: ChemProt as in SciBERT). Where a text has none
+        of these, `head` and `tail` say where they are.
         """
-        if not row.is_labelled and (row.get("head") or row.get("tail")) is not None:
-            text = row.read_text("text", is_stripped=False)
-            head, tail = (_read_place(row, role, text) for role in ("head", "tail"))
-            return MarkedText("", row.source, text, head, tail, "")
-        text, label = row.read_text("text"), row.read_label() if row.is_labelled else ""
+        text, label = row.read_text("text", is_stripped=False), row.read_label() if row.is_labelled else ""
         marks = [tuple(mark) for mark in row.state.get("marks", ())] or row.description.marks
+        has_places = any(row.get(role) is not None for role in ("head", "tail"))
+        if has_places and not (row.is_labelled and _has_brackets([text], marks)):
+            head, tail = (_read_place(row, role, text) for role in ("head", "tail"))
+            return MarkedText("", row.source, text, head, tail, label)
+        text = text.strip()
         try:
             return MarkedText("", row.source, *cut_marks(text, marks), label)
         except MarksError as error:
@@ -118,16 +130,14 @@ class RelationTask(MarkingTask, SingleLabelTask):
 
     @classmethod
     def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
-        """Return the rows; a CorpusError says that no text has any of the marks."""
-        texts = [(row, text) for own in splits.values() for row in own if isinstance(text := row.get("text"), str)]
-        if texts:
-            description = texts[0][0].description
-            brackets = {bracket for mark in description.marks for bracket in mark}
-            if not any(bracket in text for _, text in texts for bracket in brackets):
-                raise CorpusError(
-                    f"No text of {description.data} has {_name_marks(description.marks)} for its two arguments; write "
-                    f'marks: [["<e1>", "</e1>"], ["<e2>", "</e2>"]], or as they are, in {description.yaml}.'
-                )
+        """Return the rows; a CorpusError says that no text has any of the marks.
+
+        A label whose name says that there is no relation, which would count in F1, is told.
+        """
+        rows = [row for own in splits.values() for row in own if isinstance(row.get("text"), str)]
+        if rows:
+            _require_arguments(rows, rows[0].description)
+            _tell_negatives(rows, rows[0].description, issues)
         return splits
 
     @classmethod
@@ -219,15 +229,53 @@ def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.
     return np.sort(order[:room]), _OUTSIDE if lost == _OUTSIDE else _BETWEEN
 
 
+def _require_arguments(rows: Sequence[SetRow], description: SetDescription) -> None:
+    has_places = any(row.get("head") is not None and row.get("tail") is not None for row in rows)
+    if not has_places and not _has_brackets([row.get("text") for row in rows], description.marks):
+        raise CorpusError(
+            f"No text of {description.data} has {_name_marks(description.marks)} for its two arguments; write marks: "
+            f'[["<e1>", "</e1>"], ["<e2>", "</e2>"]], or as they are, in {description.yaml}, or give each row its head '
+            "and tail, their texts or {start: N, end: N}."
+        )
+
+
+def _tell_negatives(rows: Sequence[SetRow], description: SetDescription, issues: DataIssues) -> None:
+    """Warn of labels by whose names a pair has no relation, which F1 counts where a description does not say so."""
+    labels = {label.strip() for row in rows if isinstance(label := row.get("label"), str)}
+    for label in sorted(labels) if description.negative_label is None else ():
+        if _WITHOUT.fullmatch(label):
+            issues.warn(
+                f"The label {label!r} of {description.data} counts as a relation in F1; if it says that there is none, "
+                f"write negative_label: {json.dumps(label, ensure_ascii=False)} in {description.yaml}."
+            )
+
+
+def _has_brackets(texts: Sequence[str], marks: Sequence[tuple[str, ...]]) -> bool:
+    brackets = {bracket for mark in marks for bracket in mark}
+    return any(bracket in text for text in texts for bracket in brackets)
+
+
 def _read_place(row: SetRow, role: str, text: str) -> Entity:
+    """Return where an argument is, which is given by its characters, or by its own text, if that is there once."""
     values = row.get(role)
+    if isinstance(values, str):
+        if (number := text.count(values)) != 1:
+            row.leave_out(f"has a {role} that is {'more than once' if number else 'not'} in its text", values)
+        return Entity(text.index(values), text.index(values) + len(values), "")
     start, end = (values.get("start"), values.get("end")) if isinstance(values, Mapping) else (None, None)
     if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
         row.leave_out(
             f"has {str(values)[:60]!r} as {role!r}; it must be an object with 'start' and 'end', places among the "
             f"{len(text)} characters of its text"
         )
+    name = str(values.get("name") or "")
+    if name and _join_words(text[start:end]) != _join_words(name):
+        row.leave_out(f"has a {role} whose places are those of other text than its name", [name, text[start:end]])
     return Entity(start, end, "")
+
+
+def _join_words(text: str) -> str:
+    return "".join(text.split()).casefold()
 
 
 class MarksError(ValueError):

@@ -82,7 +82,7 @@ def _find(record: RawRecord, role: str, names: tuple[str, ...]) -> Any:
 
 def list_fields(family: str) -> tuple[str, ...]:
     """Return the names of all fields that an example of a family may be made of, "text" and "id" apart."""
-    names = {name for own in name_roles(family).values() for name in own} | {"head", "tail"}
+    names = {name for own in name_roles(family).values() for name in own}
     return tuple(sorted(names - {"id", "text"}))
 
 

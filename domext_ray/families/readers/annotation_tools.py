@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.argument_rows import place_arguments
 from domext_ray.families.readers.cells import read_mark, shorten
 from domext_ray.families.readers.columns import get_value
 from domext_ray.families.readers.issues import DataIssues, Record
@@ -44,6 +45,8 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
     role = description.annotated
     if _is_task(first):
         yield from _read_tasks([*records], description, issues)
+    elif {"head", "tail"} <= description.columns.keys():
+        yield from map(place_arguments, records)
     elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
         yield from _fill([*records], description, role)
     elif role in ("label", "labels") and (name := _find_marks(first, description.columns[role])) is not None:

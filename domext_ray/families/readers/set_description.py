@@ -45,7 +45,7 @@ WITH_PLACES = ("brat", "pubtator")
 """Readers of texts with notes on their entities, which have exclusive ends, and each a place in a file."""
 RULES = ("squad_v1", "squad_v2", "cmrc")
 """How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
-OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
+OPTIONAL = ("id", "pair", "document", "stem", "is_impossible", "head", "tail")
 """Roles that a row may lack unless a description names their columns."""
 
 
