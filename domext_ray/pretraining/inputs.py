@@ -36,7 +36,13 @@ from domext_ray.text.corpus.estimate import require_both_splits
 from domext_ray.text.corpus.manifest import SPLITS, Manifest
 from domext_ray.text.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.text.corpus.shards import make_settings, prepare_corpus
-from domext_ray.text.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
+from domext_ray.text.corpus.unknown import (
+    check_sample,
+    count_sample,
+    describe_unknown,
+    find_unknown,
+    warn_of_split_words,
+)
 from domext_ray.text.data.files import LOCAL
 from domext_ray.text.data.folders import say
 from domext_ray.text.data.sample import Sample, check_corpus, tell_owners
@@ -61,6 +67,7 @@ from domext_ray.text.vocabulary.tokenizer import (
     replace_folder,
 )
 from domext_ray.training.checkpoint import Checkpoint
+from domext_ray.training.evaluate import read_probe
 from domext_ray.training.losses import needs_teacher
 from domext_ray.training.phases import resolve_max_steps
 from domext_ray.training.run import Inputs, Plan, Run, name_fingerprints
@@ -92,6 +99,8 @@ def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
             if tokenizer is not None:
                 settings = make_settings(tokenizer, sample.prepare, config.train.seq_length)
                 check_sample(sample, settings, warns=bool(config.dry_run))
+                if not part.keep:
+                    warn_of_split_words(sample, tokenizer, read_probe(config.train.general_probe))
         except CorpusError as error:
             raise CorpusError(str(error).replace("--corpus", part.option)) from error
     _tell_shared_files(config, samples)

@@ -13,11 +13,18 @@ from row_files import SPECIALS, save_wordpiece, write_rows
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
+from domext_ray.files import ASSETS
 from domext_ray.storage import Place
 from domext_ray.text.corpus.manifest import read_manifest
 from domext_ray.text.corpus.rows import TokenCounts, tokenize_sentences
 from domext_ray.text.corpus.shards import make_settings, prepare_corpus
-from domext_ray.text.corpus.unknown import check_sample, describe_unknown, find_unknown, warn_of_unknown
+from domext_ray.text.corpus.unknown import (
+    check_sample,
+    describe_unknown,
+    find_unknown,
+    warn_of_split_words,
+    warn_of_unknown,
+)
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -143,3 +150,23 @@ def test_all_of_a_text_is_counted_as_it_is_prepared(
     assert "% of the tokens" in capsys.readouterr().err
     with pytest.raises(CorpusError, match="are unknown"):  # found prepared, without leave
         prepare_corpus(str(path), unseen, folder, 32, Place(cache))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "number", "pieces"),
+    [
+        ("Der Patient klagte gestern über starke Schmerzen und wurde wegen der Leberwerte aufgenommen", 100, "2.3"),
+        ("Der Patient klagte gestern über starke Schmerzen und wurde wegen der Leberwerte aufgenommen", 30, ""),
+        ("The patient complained of severe pain and was admitted because of raised liver enzymes", 100, ""),
+        ("病人昨天说腹部剧烈疼痛，因为肝功能异常入院治疗。", 100, ""),
+    ],
+)
+def test_text_of_another_language_is_told(
+    sentence: str, number: int, pieces: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = check_corpus(str(write(tmp_path / "corpus.txt", (sentence, number))), PREPARE)
+    everyday = (ASSETS / "general_probe.txt").read_text(encoding="utf-8").splitlines()
+    warn_of_split_words(sample, load_tokenizer(ASSETS / "general-mini"), everyday)
+    told = capsys.readouterr().err
+    assert bool(told) == bool(pieces)
+    assert f"into {pieces} pieces on average (of everyday English 1.0)" in told or not pieces, told
