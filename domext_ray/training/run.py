@@ -14,9 +14,9 @@ from domext_ray.config.options.build import identity_of_run
 from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.model.base import describe_base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.runs.run_directory import RunPaths
+from domext_ray.runs.run_directory import RunPaths, read_identity
 from domext_ray.storage import Place
-from domext_ray.text.corpus.manifest import Manifest
+from domext_ray.text.corpus.manifest import MANIFEST, Manifest
 from domext_ray.training.checkpoint import Checkpoint
 
 
@@ -78,6 +78,18 @@ class Run(Plan):
         """What makes the run this one and no other, the contents of its texts included."""
         prepared = zip(name_fingerprints(self.config), self.inputs.texts[0], strict=True)
         return {**super().identity, **{name: manifest.fingerprint for name, manifest in prepared}}
+
+
+def find_corpora(run_dir: Place, config: SettledConfig) -> Place:
+    """Return the folder of prepared corpora of a run, wherever that was moved to with the runs beside it."""
+    return Place(config.prepare.cache_dir or run_dir.parent / ".corpora")
+
+
+def find_domain_text(run_dir: Place, config: SettledConfig) -> Place | None:
+    """Return the folder of a run's prepared text of --corpus, in the first phase; None: it has gone."""
+    fingerprint = (read_identity(run_dir) or {}).get("corpus_fingerprint", "")
+    place = find_corpora(run_dir, config) / fingerprint[:16]
+    return place if fingerprint and (place / MANIFEST).is_file() else None
 
 
 def name_fingerprints(config: RunOptions) -> list[str]:

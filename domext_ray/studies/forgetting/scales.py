@@ -23,14 +23,15 @@ from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.build import prepare_for_device, scale_extensions, store_base
 from domext_ray.models.source import Run, open_model
-from domext_ray.runs.run_directory import read_config, read_identity
+from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import TRAINING, as_worker
 from domext_ray.storage import Place
 from domext_ray.studies.forgetting.forgetting import AskedModel
-from domext_ray.text.corpus.manifest import MANIFEST, Manifest, find_shard_fault, read_manifest
+from domext_ray.text.corpus.manifest import Manifest, find_shard_fault, read_manifest
 from domext_ray.training.evaluate import Evaluations, LoneEvaluator, Scores, build_evaluations, evaluate, measure_bits
 from domext_ray.training.losses import MaskedLoss, count_chunks
 from domext_ray.training.passages import EvalSet
+from domext_ray.training.run import find_corpora, find_domain_text
 from domext_ray.training.start import rebuild_run
 
 MAX_LOST = 0.003
@@ -121,22 +122,16 @@ def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
         return f"has no general probe at {probe} any more"
     manifest = _find_text(folder, config)
     if manifest is None:
-        return f"has no prepared text in {_find_corpora(folder, config)} any more"
+        return f"has no prepared text in {find_corpora(folder, config)} any more"
     sets = build_evaluations(config, manifest, tokenizer, (), resolve_micro_batch_sizes(config)[0])
     is_asked = len(sets.general.rows) and sets.characters.num_chars
     return sets if is_asked else "has no word to ask for in its held-out text, or in the sentences of its general probe"
 
 
-def _find_corpora(folder: Place, config: SettledConfig) -> Place:
-    """The folder of prepared corpora of a run, wherever that was moved to with the runs beside it."""
-    return Place(config.prepare.cache_dir or folder.parent / ".corpora")
-
-
 def _find_text(folder: Place, config: SettledConfig) -> Manifest | None:
     """The prepared text that a run's evaluations are of; None: it has gone."""
-    fingerprint = (read_identity(folder) or {}).get("corpus_fingerprint", "")
-    place = _find_corpora(folder, config) / fingerprint[:16]
-    if not fingerprint or not (place / MANIFEST).is_file():
+    place = find_domain_text(folder, config)
+    if place is None:
         return None
     manifest = read_manifest(place)
     if fault := find_shard_fault(manifest):
