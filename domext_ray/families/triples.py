@@ -82,7 +82,7 @@ class ExtractionTask(MarkingTask):
     columns = {
         **ID,
         "text": ("text",),
-        "triples": ("spo_list", "triples"),
+        "triples": ("spo_list", "triples", "triple_list"),
         **{role: (role,) for role in ("predicate", "subject", "subject_type", "object", "object_type")},
     }
     metrics = ("f1.*",)
@@ -189,7 +189,8 @@ class ExtractionTask(MarkingTask):
         text = row.read_text("text", is_stripped=False)
         found: dict[Relation, None] = {}
         unplaced: dict[tuple[str, str, str], None] = {}
-        for values in row.read_objects("triples") if row.is_labelled else ():
+        names = [row.description.columns[role][0] for role in ("subject", "predicate", "object")]  # of CasRel's lists
+        for values in row.read_objects("triples", names=names) if row.is_labelled else ():
             for triple, kinds, key in _list_triples(row, values):
                 subject, label, mention = triple
                 head, tail = _locate(text, subject, kinds[0]), _locate(text, mention, kinds[1])

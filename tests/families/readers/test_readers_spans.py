@@ -102,6 +102,17 @@ def test_triples_with_parts(tmp_path: Path) -> None:
     assert message.startswith("train.jsonl:1: the triple is not in the text (('感冒', '用', '丙药'))")
 
 
+def test_triples_may_be_lists(tmp_path: Path) -> None:
+    """As CasRel has them: subject, predicate, object, without types."""
+    rows = [{"text": "old gout needs rest", "triple_list": [["gout", "needs", "rest"]]}]
+    (text,) = load(tmp_path, "relation_extraction", {"train.json": json.dumps(rows)}).train
+    ((head, tail, label),) = [(own.head, own.tail, own.label) for own in text.relations]
+    assert (head.start, tail.start, label) == (4, 15, "needs")
+    rows = [{"text": "old gout needs rest", "triple_list": [["gout", "rest"]]}]
+    said = refuse(tmp_path, "relation_extraction", {"train.json": json.dumps(rows)})
+    assert said == "train.json:[0] has a triple without texts as predicate, subject and object."
+
+
 def test_most_entities_inside_of_words_are_told(tmp_path: Path) -> None:
     """Ends that are inclusive, or places from 1; words of other scripts have no spaces between them."""
     for i, (text, place, is_told) in enumerate(
