@@ -235,7 +235,7 @@ class FinetuneConfig:
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     head_bilstm: CountOrZero = 0
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0  # seed of the head's start, data order and dropout
-    # start nothing; print the trainings, their time and memory, and what trains; full: also all options as YAML
+    # start nothing; print the trainings, their disk, their time once one has ended; full: also all options as YAML
     dry_run: Main[DryRun] = free(False)
     num_resamples: Annotated[int, Field(ge=100, le=MANY)] = 1000  # bootstrap samples of an interval
     export: bool = free(True)  # write the best model as a Hugging Face folder

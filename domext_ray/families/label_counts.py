@@ -102,9 +102,10 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
         if shared := _list_shared(splits, held_out, seen):  # their scores are too good
             is_copy = splits[held_out][0].path != splits[seen][0].path  # of a file, not of a part of one
             is_most = len(shared) >= max(_FEWEST_SHARED, len(splits[held_out]) / 2)
-            (warnings if is_copy and is_most else notes).append(
-                f"{len(shared)} {held_out} example{'s are' if len(shared) > 1 else ' is'} in {seen} too, which makes "
-                f"the score on {held_out} too high: {list_places(shared)}."
+            is_told = is_copy and is_most
+            (warnings if is_told else notes).append(
+                f"{len(shared)} {held_out} example{'s are' if len(shared) > 1 else ' is'} in {seen} too, which "
+                f"{'makes' if is_told else 'may make'} the score on {held_out} too high: {list_places(shared)}."
             )
     folded = defaultdict[str, list[str]](list)
     for label in labels:

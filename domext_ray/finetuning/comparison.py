@@ -170,7 +170,7 @@ def _judge(points: Estimate, lines: Sequence[Line], number: str, seen: str) -> s
         return f"no difference was found, and with {seen} none would show"
     if half < 0.05:
         return f"no difference was found, for both score alike on {number}"
-    return f"no difference was found; with {seen} one under {half:.1f} points would not show"
+    return f"no difference was found; with {seen} a difference under {half:.1f} points does not show, with more it may"
 
 
 def list_cautions(

@@ -84,7 +84,7 @@ def _describe_model(plan: FinetunePlan, role: str) -> list[str]:
     start = plan.start
     step = f", step {start.step:,}" if start.step else ""
     return [
-        f"{role}: {start.kind} {start.name}{step}, sha256 {start.sha256[:12]}",
+        f"{role}: {start.kind} {start.name}{step}, its encoder's sha256 {start.sha256[:12]}",
         *(
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
             for name, (trained, total) in plan.counts.items()
@@ -203,6 +203,13 @@ def tabulate_summary(summary: Mapping[str, Any]) -> Table:
 def _list_warnings(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of a run's figures must know, each a sentence."""
     found = [summary["warning"]] if summary["warning"] else []
+    for split in SCORED:
+        values = summary["restarts"].get(split, {}).get("values", ())
+        if not found and (number := sum(value <= 0.0 for value in values)):
+            found.append(
+                f"{number} of {len(values)} restarts have {summary['metric']} 0 on {split}: they learned nothing, "
+                "and widen the interval of the mean; raise --grid.epochs, or give other rates (--grid.lr)."
+            )
     return [*found, *(f"{text[0].upper()}{text[1:]}." for text in summary.get("cautions", []))]  # of 0.1.0 none
 
 
@@ -360,7 +367,7 @@ def _list_pictures(summary: Mapping[str, Any], progress: Mapping[str, list[dict[
         ),
         Picture(
             lambda figure: _draw_scores(figure.subplots(), summary),
-            "The exported model, with 95 % intervals over documents.",
+            "The exported model, with 95 % intervals over documents (over examples, if the set names none).",
             f"Scores of the exported model. {_describe_result(summary)}",
         ),
     ]

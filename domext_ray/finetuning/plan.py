@@ -30,6 +30,7 @@ from domext_ray.text.data.sources import require_files
 
 GROWING = (*(f"grid.{name}" for name in POINT), "grid.restarts", "seed")
 """Options that say which trainings a run has: they may grow and shrink."""
+FEW_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,21 @@ class FinetunePlan:
             ended = _list_ended(read_finetune_summary(self.folder))
             if left_out := [name for name in ended if name not in now]:
                 notes.append(
-                    f"warning: {len(left_out)} of the {len(ended)} trainings behind the figures in {self.folder} are "
-                    "not in this grid, so new figures replace them; the command that made them brings them back."
+                    f"warning: the figures in {self.folder} are of {len(ended)} trainings, of which this grid lacks "
+                    f"{len(left_out)}: new figures are going to replace them. The earlier command brings them back."
                 )
         if start.brings is not None and start.head is None:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
         notes += describe_read(start, self.task.data)
+        grid, number = self.config.grid, len(self.task.data.train)
+        longest = max(max(1, number // point["batch_size"]) * point["epochs"] for point in grid.list_points())
+        if longest < FEW_STEPS:
+            notes.append(
+                f"note: a training on these {number:,} examples makes about {longest:.0f} steps at most; below "
+                f"{FEW_STEPS} some learn nothing, which widens every interval: raise --grid.epochs."
+            )
         return [*notes, *(f"note: {note}" for note in self.task.list_notes())]
 
 

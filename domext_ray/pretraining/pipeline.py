@@ -15,7 +15,7 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.pretraining.inputs import check_texts, prepare_run
 from domext_ray.pretraining.plan import begin, look_back, resolve, tell_if_finished, tell_of_base
 from domext_ray.report.forecast import forecast_run
-from domext_ray.report.report import LiveReport, report_run
+from domext_ray.report.report import LiveReport, report_run, suggest_comparison
 from domext_ray.report.summary import record_start, show_times
 from domext_ray.runs.events import EXPORT, enter_phase
 from domext_ray.storage import Place
@@ -56,4 +56,6 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
         if failure is not None:  # a page is no reason to go without the model
             raise failure
         print(f"report: {run_dir / 'report.html'}")
+        base = "" if config.base == "none" else config.base
+        print(f"did it help? {suggest_comparison(str(run_dir), base)} (or another --task)")
     return run_dir

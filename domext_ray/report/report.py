@@ -302,11 +302,10 @@ def _describe_mixture(config: SettledConfig) -> str:
 def _suggest_next(run_dir: Place, config: SettledConfig) -> str:
     """Commands that take a run as their model, from the folder above that of all runs; the last tells if it helped."""
     above, name, base = run_dir.parent.name, run_dir.name, "" if config.base == "none" else hide_places(config.base)
-    run, tuned = f"{above}/{name}", shlex.quote(f"{name}-ner")
+    run, question = f"{above}/{name}", "did it help? fine-tune it and its base, and compare"
     models = f"base={base},{name}={run}" if base else f"{name}={run}"
-    against, question = "", "fine-tune it on labelled text"
-    if base:
-        against, question = f" --against {shlex.quote(base)}", "did it help? fine-tune it and its base, and compare"
+    if not base:
+        question = "fine-tune it on labelled text"
     copied = "" if run_dir.is_local else f"# copy it from {run_dir.root}/… to {run} first\n\n"
     return (
         f"{copied}# load it in Python\n"
@@ -315,6 +314,14 @@ def _suggest_next(run_dir: Place, config: SettledConfig) -> str:
         f"# how much general language it has lost\n"
         f"domext evaluate forgetting --models {shlex.quote(models)} --corpus TEXT --output forgetting\n\n"
         f"# {question}\n"
+        f"{suggest_comparison(run, base)}\n"
+    )
+
+
+def suggest_comparison(run: str, base: str) -> str:
+    """Return the command that fine-tunes a run on entities, beside the base that it is compared with, if it has one."""
+    against, name = f" --against {shlex.quote(base)}" if base else "", shlex.quote(f"{run.rpartition('/')[2]}-ner")
+    return (
         f"domext finetune --model {shlex.quote(run)}{against} --task ner --data FOLDER --grid.restarts 3 "
-        f"--run.name {tuned}\n"
+        f"--run.name {name}"
     )

@@ -35,7 +35,7 @@ from domext_ray.finetuning.comparison import (
 )
 from domext_ray.finetuning.finetune import run_finetuning
 from domext_ray.finetuning.finetuned import make_set_task, rebuild_finetuned
-from domext_ray.finetuning.output import describe_finetune_plan, get_figure
+from domext_ray.finetuning.output import describe_finetune_plan, get_figure, tabulate_summary
 from domext_ray.finetuning.plan import list_trials, plan_finetuning
 from domext_ray.finetuning.training import Point, at_stage
 from domext_ray.finetuning.trainings import FinetuneWatch, list_overtaken
@@ -223,7 +223,7 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     run_finetuning(with_grid(config, lr="1e-6", restarts=1))
     shown = capsys.readouterr().out
     assert "1 of the chosen trainings were overtaken in an earlier grid" in shown
-    assert f"warning: 4 of the 4 trainings behind the figures in {folder} are not in this grid, so new" in shown
+    assert f"warning: the figures in {folder} are of 4 trainings, of which this grid lacks 4: new figures" in shown
     summary = read_json(folder / "summary.json")
     assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
     first, second = read_finetuned(Place(run_dir)), read_finetuned(Place(folder))
@@ -345,6 +345,14 @@ def test_tensors_are_dropped_only_where_a_whole_point_is_better() -> None:
     assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}, (4, 5)) == [str(points[0]), str(points[1])]
 
 
+def test_a_restart_that_learned_nothing_is_told(run_dir: Path) -> None:
+    summary = read_json(run_dir / "summary.json")
+    assert not any("learned nothing" in line for line in tabulate_summary(summary).notes)
+    summary["restarts"]["test"]["values"][0] = 0.0
+    told = [line for line in tabulate_summary(summary).notes if "learned nothing" in line]
+    assert len(told) == 1 and told[0].startswith("warning: 1 of 2 restarts have f1.micro 0 on test: ")
+
+
 def test_a_point_given_twice_is_no_restart() -> None:
     for option, text in (("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0")):
         with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different numbers"):
@@ -374,7 +382,12 @@ def test_a_dry_run_writes_nothing(run_dir: Path, config: FinetuneConfig, capsys:
     shown = capsys.readouterr().out
     assert not folder.exists()
     assert "80 / 30 / 30 examples" in shown and "trainings: 4" in shown and "parameters train" in shown
-    assert shown.startswith("4 of 4 trials are left (hours are told once one has ended); all take at most 0.0")
+    note, amount = shown.splitlines()[:2]
+    assert amount.startswith("4 of 4 trials are left (hours are told once one has ended); all take at most 0.0")
+    assert note == (
+        "note: a training on these 80 examples makes about 60 steps at most; below 100 some learn nothing, which "
+        "widens every interval: raise --grid.epochs."
+    )
     assert "\ngrid:\n" not in shown and "all options: --dry_run full" in shown
     run_finetuning(replace(config, dry_run="full", run=replace(config.run, name="dry")))
     assert "\ngrid:\n" in capsys.readouterr().out and not folder.exists()

@@ -46,9 +46,9 @@ def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out
     if noun is None or not any(file.kind == TEXT for file in files):
         return ""
     return {
-        "block": f"held out: blocks of up to {BLOCK_DOCUMENTS} neighbouring {noun} (where each is a text of its own: "
+        "block": f"held out: blocks of up to {BLOCK_DOCUMENTS} neighbouring {noun} (if each is a text of its own, set "
         "--prepare.held_out_by document)",
-        "document": f"held out: single {noun}, whose neighbours train (where neighbours are of one text: "
+        "document": f"held out: single {noun}, whose neighbours train (if neighbours are of one text, set "
         "--prepare.held_out_by block, or file)",
     }.get(held_out_by, "")
 
