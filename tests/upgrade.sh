@@ -8,7 +8,7 @@
 #   tests/upgrade.sh --list                       # says what each row would be, and does nothing
 #
 # Rows: python3.11 to python3.13, each with cluster/constraints.txt from the version on that the file names; oldest, with
-# the lowest versions of transformers, torch and datasets that pyproject.toml allows; newest, with the highest ones of
+# the lowest versions of all dependencies in pyproject.toml (extras are free); newest, with the highest ones of
 # everything. The last two have the Python of PYTHON (python3.11). Packages come from the index that pip is told of. A row
 # that fails leaves the others; then the exit code is 1. Logs are in LOGS, or in a new folder, which the last line names.
 set -euo pipefail
@@ -16,7 +16,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MINORS=(11 12 13)
-OLDEST=(transformers torch datasets)
 SHOWN=(torch transformers datasets ray deepspeed)
 CONSTRAINTS=cluster/constraints.txt
 LEAST=$(sed -n 's/^# .*for Python 3\.\([0-9]*\) and later.*/\1/p' "$CONSTRAINTS")
@@ -41,14 +40,10 @@ find_python() {
 
 # What pip is told of versions, one argument a line.
 list_pins() {
-  local each least
   case $1 in
     python3.*) if ((${1#python3.} >= LEAST)); then printf '%s\n' -c "$CONSTRAINTS"; fi ;;
     oldest)
-      for each in "${OLDEST[@]}"; do
-        least=$(sed -n "s/^    \"$each>=\([0-9.]*\).*/\1/p" pyproject.toml)
-        printf '%s\n' "$each==$least.*"
-      done
+      sed -n '/^dependencies = \[$/,/^\]$/s/^    "\([A-Za-z0-9_-]*\)\(\[.*\]\)\{0,1\}>=\([0-9.]*\).*/\1==\3.*/p' pyproject.toml
       ;;
   esac
 }
