@@ -26,7 +26,6 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.report.figures import describe_times, measure_run
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.run_directory import RUN, add_versions, read_run, write_config, write_run
-from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
 from domext_ray.storage import Place, write_json
 from domext_ray.text.corpus.unknown import find_unknown
 from domext_ray.training.checkpoint import find_latest
@@ -91,6 +90,8 @@ def describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
 
 def describe_start(run_dir: Place) -> dict[str, str]:
     """Return when a run was started first, and by which command, commit and machine it is started now."""
+    from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes  # readers go without Ray
+
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "started": read_run(run_dir).get("origin", {}).get("started", now),

@@ -46,6 +46,7 @@ from domext_ray.runs.run_directory import lock_run
 from domext_ray.runtime.trials import Outcome, Trial, choose_arm
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
+from domext_ray.training.optimizer import compute_learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -195,32 +196,41 @@ def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
 
 @pytest.mark.slow
 def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
-    run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    config: FinetuneConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rate that diverges ends no other training; one that is left out, or comes back, is no other run.
 
     What remains with a useless rate is compared with the whole run in pairs: it is worse, and the interval says so.
     """
+
+    def raise_rate(step: int, optim: Any, *others: Any) -> float:
+        return compute_learning_rate(step, optim, *others) * (1e30 if optim.lr == 0.9 else 1)  # options refuse that
+
+    monkeypatch.setattr("domext_ray.training.step.compute_learning_rate", raise_rate)
     folder = Path(shutil.copytree(run_dir, tmp_path / "poor"))
     config = replace(config, run=replace(config.run, name="poor", dir=str(tmp_path)))
     kept = sorted((folder / "trainings").glob("lr0.006*.json"))
     times = {path: path.stat().st_mtime_ns for path in kept}
-    grown = with_grid(config, lr="1e30,6e-3")
-    assert run_finetuning(grown) == folder
+    grown = with_grid(config, lr="0.9,6e-3")
+    assert finetune_here(grown) == folder
     shown, summary = capsys.readouterr(), read_json(folder / "summary.json")
     assert len(times) == 2 and {path: path.stat().st_mtime_ns for path in times} == times, "they are kept"
     assert [(each["lr"], each["seed"]) for each in summary["trainings"]] == [(6e-3, 0), (6e-3, 1)]
-    assert [(each["lr"], each["seed"]) for each in summary["failed"]] == [(1e30, 0), (1e30, 1)]
-    reason = "of fine-tuning (lr1e+30-batch8-epochs6-seed0) has a loss of"
+    assert [(each["lr"], each["seed"]) for each in summary["failed"]] == [(0.9, 0), (0.9, 1)]
+    reason = "of fine-tuning (lr0.9-batch8-epochs6-seed0) has a loss of"
     assert reason in summary["failed"][0]["reason"] and "lower --grid.lr" in summary["failed"][0]["reason"]
-    assert "failed: rate 1e+30, batch 8, 6 epochs, seed 0: step" in shown.out and reason in shown.err
+    assert "failed: rate 0.9, batch 8, 6 epochs, seed 0: step" in shown.out and reason in shown.out
     assert reason in (folder / "report.html").read_text(encoding="utf-8")
     assert summary["best"]["point"]["lr"] == 6e-3 and summary["restarts"]["seeds"] == [0, 1]
-    run_finetuning(grown)
+    finetune_here(grown)
     assert "nothing is left to do" in capsys.readouterr().out, "a diverging training diverges again"
     with pytest.raises(TrainingError, match=r"^all 2 trainings failed; of the first: step .*lower --grid\.lr\.$"):
-        run_finetuning(with_grid(config, lr="1e30"))
-    run_finetuning(with_grid(config, lr="1e-6", restarts=1))
+        finetune_here(with_grid(config, lr="0.9"))
+    finetune_here(with_grid(config, lr="1e-6", restarts=1))
     shown = capsys.readouterr().out
     assert "1 of the chosen trainings were overtaken in an earlier grid" in shown
     assert f"warning: the figures in {folder} are of 4 trainings, of which this grid lacks 4: new figures" in shown

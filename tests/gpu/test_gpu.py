@@ -254,8 +254,8 @@ def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: 
 @pytest.fixture(scope="module")
 def results(places: Places, device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What the device computes, of the runs that are asked for, on two cards where there are two."""
-    own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
-    asked = {item.callspec.params["name"] for item in own if "name" in item.callspec.params}
+    own = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    asked = {spec.params["name"] for spec in own if spec is not None and "name" in spec.params}
     runs = {name: run for name, (_, run) in RUNS.items() if name in asked | {*REFERENCES}}
     size = min(2, torch.cuda.device_count()) if device.type == "cuda" else 1
     return launch(f"device-{device.type}", runs, places, device.type, size)

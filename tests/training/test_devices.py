@@ -60,7 +60,7 @@ WAITS = {
         _BATCH: (2, "a batch; there is one, or one for each of two stages"),
         ("models/task_model.py", "_run_batch", HOST): (4, "outputs, which are decoded on the host"),
         ("models/text_embedding.py", "_run", HOST): (1, "vectors of terms, which are ranked on the host"),
-        ("inference/fill_mask.py", "run", HOST): (2, "probabilities and ids"),
+        ("inference/fill_mask.py", "_fill", HOST): (2, "probabilities and ids"),
         ("model/domext/heads_domext.py", "_read", HOST): (2, "as in training"),
         ("model/domext/heads_domext.py", "_read", CARD): (1, "as in training"),
     },

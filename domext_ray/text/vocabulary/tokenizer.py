@@ -62,6 +62,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({to_line(error)}).")
         raise find_storage_error(error, folder) or fault from error
     _require_fast(folder, type(tokenizer))
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise CorpusError(
+            f"{folder / LAST_FILE} has model_max_length {tokenizer.model_max_length!r}; it must be a number of tokens."
+        )
     entries = _read_entries(folder, tokenizer)
     for name in ("cls", "sep", "mask", "pad", "unk"):
         token = getattr(tokenizer, f"{name}_token")
