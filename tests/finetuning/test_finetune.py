@@ -17,6 +17,7 @@ from finetuned_models import CPU, FP32, FULL, finetune_here
 from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_tokenizers import save_xlm_roberta
+from ruinous_rates import RUINOUS, let_ruin
 
 from domext_ray import FinetunedRun
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
@@ -46,7 +47,6 @@ from domext_ray.runs.run_directory import lock_run
 from domext_ray.runtime.trials import Outcome, Trial, choose_arm
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
-from domext_ray.training.optimizer import compute_learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -206,11 +206,7 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
 
     What remains with a useless rate is compared with the whole run in pairs: it is worse, and the interval says so.
     """
-
-    def raise_rate(step: int, optim: Any, *others: Any) -> float:
-        return compute_learning_rate(step, optim, *others) * (1e30 if optim.lr == 0.9 else 1)  # options refuse that
-
-    monkeypatch.setattr("domext_ray.training.step.compute_learning_rate", raise_rate)
+    let_ruin(monkeypatch)
     folder = Path(shutil.copytree(run_dir, tmp_path / "poor"))
     config = replace(config, run=replace(config.run, name="poor", dir=str(tmp_path)))
     kept = sorted((folder / "trainings").glob("lr0.006*.json"))
@@ -220,7 +216,7 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     shown, summary = capsys.readouterr(), read_json(folder / "summary.json")
     assert len(times) == 2 and {path: path.stat().st_mtime_ns for path in times} == times, "they are kept"
     assert [(each["lr"], each["seed"]) for each in summary["trainings"]] == [(6e-3, 0), (6e-3, 1)]
-    assert [(each["lr"], each["seed"]) for each in summary["failed"]] == [(0.9, 0), (0.9, 1)]
+    assert [(each["lr"], each["seed"]) for each in summary["failed"]] == [(RUINOUS, 0), (RUINOUS, 1)]
     reason = "of fine-tuning (lr0.9-batch8-epochs6-seed0) has a loss of"
     assert reason in summary["failed"][0]["reason"] and "lower --grid.lr" in summary["failed"][0]["reason"]
     assert "failed: rate 0.9, batch 8, 6 epochs, seed 0: step" in shown.out and reason in shown.out

@@ -21,6 +21,7 @@ import pytest
 import torch
 from conftest import write_corpus
 from file_limits import limit_files
+from ruinous_rates import RUINOUS, let_ruin
 from safetensors.torch import load_file
 from small_runs import attempts, find_saved, list_saved, make_config, make_train, read_records, train_in_cuts
 
@@ -112,10 +113,11 @@ def poison(worker: PretrainWorker) -> None:
 
 @pytest.mark.parametrize("reads_late", [False, True])
 def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
-    start: Start, tmp_path: Path, reads_late: bool
+    start: Start, tmp_path: Path, reads_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rate at which the first step already ruins the weights: all later ones are skipped."""
-    optim = OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip")
+    let_ruin(monkeypatch)
+    optim = OptimConfig(lr=RUINOUS, decay_steps=100, warmup_steps=1, on_non_finite="skip")
     worker = start(optim=optim, train=make_train(100, save_every=3))
     worker.records.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
@@ -126,10 +128,11 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
 
 
 def test_an_end_among_skipped_steps_leaves_a_checkpoint_that_the_next_start_looks_at(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights may be ruined, and finite: nobody has seen a step that works with them."""
-    optim = OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip")
+    let_ruin(monkeypatch)
+    optim = OptimConfig(lr=RUINOUS, decay_steps=100, warmup_steps=1, on_non_finite="skip")
     worker = start(optim=optim, train=make_train(100, save_every=50))
     worker.ranks.notices = Notices(is_told=lambda: worker.step >= 4)
     worker.run()
