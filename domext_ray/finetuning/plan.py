@@ -18,7 +18,7 @@ from domext_ray.families.sets import load_labelled
 from domext_ray.families.task import StagedTask
 from domext_ray.finetuning.comparison import AGAINST, is_finetuned
 from domext_ray.finetuning.finetuned import make_set_task, open_ledger, read_finetune_summary
-from domext_ray.finetuning.read_texts import describe_read
+from domext_ray.finetuning.seen_texts import describe_seen
 from domext_ray.finetuning.training import Point, make_model
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel
@@ -84,7 +84,7 @@ class FinetunePlan:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
-        notes += describe_read(start, self.task.data)
+        notes += describe_seen(start, self.task.data)
         grid, number = self.config.grid, len(self.task.data.train)
         longest = max(max(1, number // point["batch_size"]) * point["epochs"] for point in grid.list_points())
         if longest < FEW_STEPS:

@@ -11,7 +11,7 @@ from labelled_fixtures import load
 from small_runs import make_config
 
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.finetuning.read_texts import describe_read
+from domext_ray.finetuning.seen_texts import describe_seen
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.models.start import StartModel
 from domext_ray.pretraining.inputs import prepare_run
@@ -47,21 +47,21 @@ def make_set(folder: Path, start: StartModel, number: int) -> LabelledSet:
 
 
 def test_a_split_that_was_read_is_told(start: StartModel, tmp_path: Path) -> None:
-    (told,) = describe_read(start, make_set(tmp_path / "many", start, 40))
+    (told,) = describe_seen(start, make_set(tmp_path / "many", start, 40))
     assert told.startswith("warning: ") and " of the 100 different texts of test are training documents of " in told
     assert 70 <= int(told.split()[1]) <= 80  # the others are held out
-    assert describe_read(start, make_set(tmp_path / "few", start, 1)) == []
+    assert describe_seen(start, make_set(tmp_path / "few", start, 1)) == []
 
 
 def test_only_a_run_whose_text_is_there_is_asked(start: StartModel, tmp_path: Path) -> None:
     data = make_set(tmp_path / "many", start, 40)
     exported = StartModel(start.id, "export", start.config, {}, start.tokenizer)
-    assert describe_read(exported, data) == []
+    assert describe_seen(exported, data) == []
     corpora = Path(start.id).parent / ".corpora"
     corpora.rename(corpora.with_name("moved"))
-    assert describe_read(start, data) == []
+    assert describe_seen(start, data) == []
     corpora.with_name("moved").rename(corpora)
-    assert describe_read(start, data)
+    assert describe_seen(start, data)
     for file in corpora.glob("*/documents-*.npy"):
         file.write_bytes(b"damaged")
-    assert describe_read(start, data) == []
+    assert describe_seen(start, data) == []

@@ -23,7 +23,7 @@ _TOLD_FRAC, _FEWEST = 0.05, 3
 """Of fewer texts figures are hardly another."""
 
 
-def describe_read(start: StartModel, data: LabelledSet) -> list[str]:
+def describe_seen(start: StartModel, data: LabelledSet) -> list[str]:
     """Warn of splits of which a twentieth or more was read; a run whose prepared text has gone is not asked."""
     if start.kind != "run":
         return []
