@@ -117,8 +117,9 @@ class RelationTask(MarkingTask, SingleLabelTask):
         """
         text, label = row.read_text("text", is_stripped=False), row.read_label() if row.is_labelled else ""
         marks = [tuple(mark) for mark in row.state.get("marks", ())] or row.description.marks
-        has_places = any(row.get(role) is not None for role in ("head", "tail"))
-        if has_places and not (row.is_labelled and _has_brackets([text], marks)):
+        given = [row.get(role) for role in ("head", "tail")]
+        is_placed = not row.is_labelled and any(isinstance(value, Mapping) for value in given)
+        if is_placed or (any(value is not None for value in given) and not _has_brackets([text], marks)):
             head, tail = (_read_place(row, role, text) for role in ("head", "tail"))
             return MarkedText("", row.source, text, head, tail, label)
         text = text.strip()

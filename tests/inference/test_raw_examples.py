@@ -80,7 +80,9 @@ def test_every_family_reads_its_fields() -> None:
 def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     expected = MarkedText("record 1", "record 1", "the drug cures it", Entity(4, 8, ""), Entity(15, 17, ""), "")
     placed = {"text": "the drug cures it", "head": {"start": 4, "end": 8}, "tail": {"start": 15, "end": 17}}
-    for record in ({"text": "the << drug >> cures [[ it ]]"}, {"sentence": "the <<drug>> cures [[it]]"}, placed):
+    marked = {"text": "the << drug >> cures [[ it ]]"}
+    mailed = {**marked, "subject": "Re: drugs"}  # a field of another meaning beside the marks
+    for record in (marked, {"sentence": "the <<drug>> cures [[it]]"}, placed, mailed):
         assert make_raw("relation", [record]) == [expected]
     (gene,) = make_raw("relation", [{"text": "@GENE$ of @DISEASE$"}], {"marks": [["@GENE$"], ["@DISEASE$"]]})
     assert gene == MarkedText(
