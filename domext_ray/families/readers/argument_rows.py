@@ -36,9 +36,11 @@ def place_arguments(row: Record) -> Record:
         else:
             arguments = [_read_argument(values[name]) for name in ("h", "t")]
         if words is not None:
+            if any(start < 0 for _, start, _ in arguments):
+                raise ValueError
             ends = [0, *itertools.accumulate(len(word) + 1 for word in words)]
             values = {**values, "text": " ".join(words)}
-            arguments = [(name, ends[max(start, 0)], ends[end] - 1) for name, start, end in arguments]
+            arguments = [(name, ends[start], ends[end] - 1) for name, start, end in arguments]
     except (KeyError, IndexError, TypeError, ValueError):
         raise CorpusError(f"{row.source} has another layout: {_RULE}.") from None
     head, tail = ({"name": name, "start": start, "end": end} for name, start, end in arguments)

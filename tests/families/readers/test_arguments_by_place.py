@@ -73,7 +73,7 @@ def test_an_argument_that_is_not_there_is_counted(tmp_path: Path, change: dict[s
     assert any(fault in note for note in notes), notes
 
 
-@pytest.mark.parametrize("change", [{"subj_end": 99}, {"subj_end": "5"}, {"token": [1]}])
+@pytest.mark.parametrize("change", [{"subj_end": 99}, {"subj_start": -1}, {"subj_end": "5"}, {"token": [1]}])
 def test_places_of_words_that_are_none_are_another_layout(tmp_path: Path, change: dict[str, Any]) -> None:
     said = refuse(tmp_path, "relation", dump({**LAYOUTS["TACRED"], **change}, OTHER))
     assert "train.jsonl:1 has another layout: arguments are subj_start" in said
