@@ -100,7 +100,7 @@ def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
                 settings = make_settings(tokenizer, sample.prepare, config.train.seq_length)
                 check_sample(sample, settings, warns=bool(config.dry_run))
                 if not part.keep:
-                    warn_of_split_words(sample, tokenizer, read_probe(config.train.general_probe))
+                    warn_of_split_words(sample, tokenizer, read_probe())
         except CorpusError as error:
             raise CorpusError(str(error).replace("--corpus", part.option)) from error
     _tell_shared_files(config, samples)
