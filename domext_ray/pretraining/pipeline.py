@@ -56,6 +56,6 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
         if failure is not None:  # a page is no reason to go without the model
             raise failure
         print(f"report: {run_dir / 'report.html'}")
-        base = "" if config.base == "none" else config.base
-        print(f"did it help? {suggest_comparison(str(run_dir), base)} (or another --task)")
+        if config.base != "none" and run_dir.is_local:
+            print(f"did it help? {suggest_comparison(str(run_dir), config.base)} (or another --task)")
     return run_dir
