@@ -207,8 +207,8 @@ def _list_warnings(summary: Mapping[str, Any]) -> list[str]:
         values = summary["restarts"].get(split, {}).get("values", ())
         if not found and (number := sum(value <= 0.0 for value in values)):
             found.append(
-                f"{number} of {len(values)} restarts have {summary['metric']} 0 on {split}: they learned nothing, "
-                "and widen the interval of the mean; raise --grid.epochs, or give other rates (--grid.lr)."
+                f"{number} of {len(values)} restarts have {summary['metric']} 0 or less on {split}: they learned "
+                "nothing, and widen the interval of the mean; raise --grid.epochs, or give other rates (--grid.lr)."
             )
     return [*found, *(f"{text[0].upper()}{text[1:]}." for text in summary.get("cautions", []))]  # of 0.1.0 none
 

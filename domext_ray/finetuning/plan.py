@@ -31,6 +31,7 @@ from domext_ray.text.data.sources import require_files
 GROWING = (*(f"grid.{name}" for name in POINT), "grid.restarts", "seed")
 """Options that say which trainings a run has: they may grow and shrink."""
 FEW_STEPS = 100
+"""Below so many steps some trainings learn nothing, as a fresh head may not in 24."""
 
 
 @dataclass(frozen=True)

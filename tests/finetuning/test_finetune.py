@@ -356,7 +356,7 @@ def test_a_restart_that_learned_nothing_is_told(run_dir: Path) -> None:
     assert not any("learned nothing" in line for line in tabulate_summary(summary).notes)
     summary["restarts"]["test"]["values"][0] = 0.0
     told = [line for line in tabulate_summary(summary).notes if "learned nothing" in line]
-    assert len(told) == 1 and told[0].startswith("warning: 1 of 2 restarts have f1.micro 0 on test: ")
+    assert len(told) == 1 and told[0].startswith("warning: 1 of 2 restarts have f1.micro 0 or less on test: ")
 
 
 def test_a_point_given_twice_is_no_restart() -> None:
